@@ -1,0 +1,109 @@
+"""Set-up of this clone: .venv with pinned requirements, the unmodified tinygrad, a C compiler, and the environment that commands run in."""
+from __future__ import annotations
+import contextlib, fcntl, hashlib, os, pathlib, platform, shutil, subprocess, sys, time
+from collections.abc import Iterator, Mapping
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD, VENV = ROOT / "build", ROOT / ".venv"
+DOWNLOADS, TREE = BUILD / "dl", BUILD / "tree"
+REQUIREMENTS, NODEPS, BASE = ROOT / "requirements.txt", ROOT / "requirements-nodeps.txt", ROOT / "base.txt"
+PYTHON = VENV / "bin" / "python"
+
+class Problem(Exception):
+  """Something the user can act on: printed as one message, without a traceback. Its text names the cause and the remedy."""
+
+def say(text: str) -> None: print(f"dev: {text}", file=sys.stderr, flush=True)
+
+def digest(*files: pathlib.Path, salt: str = "") -> str:
+  """sha256 over names and contents of `files`."""
+  h = hashlib.sha256(salt.encode())
+  for f in files: h.update(f"{f.name}\0".encode() + hashlib.sha256(f.read_bytes()).digest())
+  return h.hexdigest()
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+  """One process at a time: several `dev` commands may start at once on one clone."""
+  BUILD.mkdir(exist_ok=True)
+  with open(BUILD / f".{name}.lock", "w") as f:
+    try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      say(f"waiting for another dev command to finish its {name}")
+      fcntl.flock(f, fcntl.LOCK_EX)
+    yield
+
+def run_step(what: str, cmd: list[str | os.PathLike[str]], remedy: str) -> None:
+  """Runs one set-up command; its output is shown only if it fails. Raises Problem."""
+  say(f"{what} ...")
+  start = time.monotonic()
+  done = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL)
+  if done.returncode:
+    tail = "\n".join("  " + line for line in done.stdout.strip().splitlines()[-12:])
+    raise Problem(f"{what} failed (exit status {done.returncode}):\n{tail}\n{remedy}")
+  if (took := time.monotonic() - start) > 2: say(f"{what}: done in {took:.0f} s")
+
+NETWORK = "If this machine has no network: run the same command once where it has, or give pip a local source (PIP_FIND_LINKS, PIP_INDEX_URL)."
+
+def venv() -> None:
+  """Creates or updates .venv. Incremental over the hash of the requirement files; an interrupted first install starts again from nothing."""
+  want = digest(REQUIREMENTS, NODEPS, salt=sys.version.split()[0])
+  stamp = VENV / "requirements.sha256"
+  if stamp.is_file() and stamp.read_text() == want: return
+  with locked("set-up"):
+    if stamp.is_file() and stamp.read_text() == want: return
+    fresh = not stamp.is_file() or not PYTHON.exists()
+    stamp.unlink(missing_ok=True)
+    if fresh:
+      run_step("creating .venv", [sys.executable, "-m", "venv", "--clear", VENV], "Install the venv module of this Python (Debian: python3-venv).")
+    pip: list[str | os.PathLike[str]] = [PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--require-hashes"]
+    run_step("installing pinned requirements (about 350 MB, cached by pip)", [*pip, "-r", REQUIREMENTS], NETWORK)
+    run_step("installing model files", [*pip, "--no-deps", "-r", NODEPS], NETWORK)
+    stamp.write_text(want)
+
+def base_version() -> str:
+  """Version of the unmodified tinygrad named in base.txt."""
+  return next(line for line in BASE.read_text().splitlines() if line.startswith("tinygrad==")).split("==")[1].split()[0]
+
+def base_archives(python: str | os.PathLike[str] = PYTHON) -> tuple[pathlib.Path, pathlib.Path]:
+  """(sdist, wheel) of the unmodified tinygrad, downloaded by version and sha256 with `python`'s pip if not there yet."""
+  sdist, wheel = DOWNLOADS / f"tinygrad-{base_version()}.tar.gz", DOWNLOADS / f"tinygrad-{base_version()}-py3-none-any.whl"
+  for path, kind in ((sdist, ["--no-binary", ":all:", "--no-build-isolation"]), (wheel, ["--only-binary", ":all:"])):
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() in BASE.read_text(): continue
+    DOWNLOADS.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    run_step(f"downloading {path.name}",
+             [python, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--require-hashes", *kind, "-r", BASE, "-d", DOWNLOADS], NETWORK)
+    if not path.is_file(): raise Problem(f"pip did not leave {path.name} in build/dl; remove that folder and try again")
+  return sdist, wheel
+
+def clang_works(clang: str) -> bool:
+  """Whether `clang` compiles C the way tinygrad's CPU device asks it to."""
+  target = {"x86_64": "x86_64", "AMD64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+  flags = ["-c", "-x", "c", "-O2", "-fPIC", "-ffreestanding", "-nostdlib", f"--target={target}-none-unknown-elf", "-", "-o", os.devnull]
+  try: return subprocess.run([clang, *flags], input=b"float f(float x) { return x * 2; }", capture_output=True, timeout=60).returncode == 0
+  except (OSError, subprocess.TimeoutExpired): return False
+
+def clang() -> str:
+  """The C compiler for tinygrad's CPU device: CC if set and usable, else `clang` on PATH, else the one in .venv. Raises Problem if none works.
+  The choice is linked as build/bin/clang; a compiler that the link already names is not tried again."""
+  link = BUILD / "bin" / "clang"
+  names = [os.environ.get("CC"), "clang", *map(str, sorted((VENV / "bin").glob("clang-[0-9]*"), reverse=True))]
+  for path in filter(None, (shutil.which(name) for name in names if name)):
+    if path == str(link): continue
+    if link.is_symlink() and os.readlink(link) == path: return path
+    if clang_works(path):
+      link.parent.mkdir(parents=True, exist_ok=True)
+      tmp = link.with_name(f"clang.{os.getpid()}")
+      tmp.symlink_to(path)
+      tmp.replace(link)
+      return path
+  raise Problem(f"no C compiler for tinygrad's CPU device (tried: {', '.join(n for n in names if n)}). Install clang, or set CC to one that works.")
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+  """What `dev run` and `dev test` add to the user's environment: the built tree first on PYTHONPATH, the chosen compiler, .venv/bin on PATH."""
+  env = dict(os.environ)
+  env["PYTHONPATH"] = os.pathsep.join([str(TREE), *filter(None, [env.get("PYTHONPATH")])])
+  env["CC"] = clang()
+  env["PATH"] = os.pathsep.join([str(VENV / "bin"), env.get("PATH", os.defpath), str(BUILD / "bin")])
+  env["VIRTUAL_ENV"] = str(VENV)
+  env.update(extra or {})
+  return env
