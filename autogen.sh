@@ -5,8 +5,7 @@
 # Needs tinygrad on PYTHONPATH (or the tree that ./dev builds), the pinned ziglang, and libclang (package libclang, or LIBCLANG_PATH=<file>).
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-python=${PYTHON:-$here/.venv/bin/python}
-command -v "$python" > /dev/null || python=python3
+python=${PYTHON:-$([ -x "$here/.venv/bin/python" ] && echo "$here/.venv/bin/python" || echo python3)}
 export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$here/build/tree"
 exec "$python" - "$here/tinygrad/runtime/autogen/msm_drm.py" "$@" << 'PY'
 import contextlib, difflib, hashlib, importlib.metadata, importlib.util, io, os, pathlib, sys

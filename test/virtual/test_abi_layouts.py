@@ -45,7 +45,8 @@ class TestLayouts:
     assert out.returncode == 0, out.stderr
 
   @pytest.mark.parametrize("old,new,named", [
-    ('"fence_fd": [32, 4]', '"fence_fd": [36, 4]', "structs.drm_msm_gem_submit"), ('"MSM_BO_WC": 131072', '"MSM_BO_WC": 65536', "constants.MSM_BO_WC"),
+    ('"fence_fd": [32, 4]', '"fence_fd": [36, 4]', "structs.drm_msm_gem_submit"),
+    ('"MSM_BO_WC": 131072', '"MSM_BO_WC": 65536', "constants.MSM_BO_WC"),
     ('"DRM_IOCTL_GEM_CLOSE": 1', '"DRM_IOCTL_GEM_CLOSE": 2', "ioctls.DRM_IOCTL_GEM_CLOSE")])
   def test_an_edited_number_is_named(self, tmp_path: pathlib.Path, old: str, new: str, named: str):
     script = pathlib.Path(shutil.copy(ABI/"layouts.py", tmp_path))
