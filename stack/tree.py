@@ -3,7 +3,7 @@
 The history holds real copies; the working tree holds links wherever a file is this repository's, so that an edit is live. Linked paths are marked
 skip-worktree: `git -C build/tree diff` shows exactly the edits to tinygrad's own files that `dev tree --save NAME` would put into a patch."""
 from __future__ import annotations
-import hashlib, os, pathlib, shutil, tarfile, tempfile
+import dataclasses, hashlib, os, pathlib, shutil, tarfile, tempfile
 from stack import env, series as ser
 from stack.env import Problem, ROOT, TREE, say
 from stack.series import Series, git, out
@@ -60,12 +60,9 @@ def recorded_links() -> dict[str, str]:
   path = TREE / ".git" / "linked"
   return dict(line.split("\t") for line in path.read_text().splitlines()) if path.is_file() else {}
 
-def unsaved() -> list[str]:
-  """Paths of tinygrad's own files that were edited in build/tree and are in no patch yet."""
-  return out(git(TREE, "diff", "--name-only")).splitlines() if (TREE / ".git" / "index").is_file() else []
-
-def checkout(head: str, plan: dict[str, str]) -> None:
-  """Makes the working tree show `head`, with the links of `plan` over it. Only files that differ are touched."""
+def checkout(head: str, plan: dict[str, str], force: bool) -> None:
+  """Makes the working tree show `head`, with the links of `plan` over it. Only files that differ are touched; edits to tinygrad's own files are
+  kept, unless `force` drops them. Raises Problem, with nothing changed, where an edited file would have to change."""
   linked = [f for f in out(git(TREE, "ls-tree", "-r", "--name-only", head)).splitlines() if any(f == at or f.startswith(at + "/") for at in plan)]
   for at in recorded_links():
     if at not in plan and (TREE / at).is_symlink(): (TREE / at).unlink()
@@ -77,15 +74,19 @@ def checkout(head: str, plan: dict[str, str]) -> None:
   # git must never see a linked path here: it would write through the link into this repository
   previous = out(git(TREE, "rev-parse", "-q", "--verify", "refs/plain", check=False))
   git(TREE, "read-tree", previous or "--empty")
-  for at, target in plan.items():
-    path = TREE / at
-    if path.is_symlink() or not path.exists(): continue
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-  git(TREE, "read-tree", "--reset", "-u", plain)
+  if previous and not force:
+    git(TREE, "update-index", "-q", "--refresh", check=False)
+    if git(TREE, "read-tree", "-m", "-u", previous, plain, check=False).returncode:
+      changing = set(out(git(TREE, "diff", "--name-only", previous, plain)).splitlines())
+      edited = out(git(TREE, "diff-index", "--name-only", previous)).splitlines()
+      raise Problem(f"build/tree has edits that are in no patch, to files that the series changes too: {', '.join(f for f in edited if f in changing)}\n"
+                    "Save them with `dev tree --save NAME` (the entry they belong to), or drop them with `dev tree --force`.")
+  else: git(TREE, "read-tree", "--reset", "-u", plain)
   git(TREE, "update-ref", "refs/plain", plain)
   for at, target in plan.items():
     path = TREE / at
     if path.is_symlink() and os.readlink(path) == target: continue
+    if path.is_dir() and not path.is_symlink(): shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.symlink_to(target)
@@ -94,6 +95,7 @@ def checkout(head: str, plan: dict[str, str]) -> None:
   git(TREE, "update-index", "-q", "--refresh", check=False)
   git(TREE, "update-ref", BRANCH, head)
   git(TREE, "symbolic-ref", "HEAD", BRANCH)
+  (TREE / ".git" / "info" / "exclude").write_text("".join(f"/{at}\n" for at in plan))
   (TREE / ".git" / "linked").write_text("".join(f"{at}\t{target}\n" for at, target in plan.items()))
 
 def fingerprint(root: pathlib.Path) -> str:
@@ -108,15 +110,12 @@ def ensure(force: bool = False) -> None:
   if not force and current(): return
   with env.locked("tree"):
     if not force and current(): return
-    if not force and (edited := unsaved()):
-      raise Problem(f"build/tree has edits that are in no patch: {', '.join(edited)}\n"
-                    "Save them with `dev tree --save NAME` (the entry they belong to), or drop them with `dev tree --force`.")
-    stamp.unlink(missing_ok=True)
     series = ser.load()
     if series.base != env.base_version(): raise Problem(f"series.toml is for tinygrad {series.base}, base.txt names {env.base_version()}")
     base, commits = history(series)
     head = commits[-1] if commits else base
-    checkout(head, link_plan(ROOT, set(out(git(TREE, "ls-tree", "-r", "--name-only", head)).splitlines())))
+    plan = link_plan(ROOT, set(out(git(TREE, "ls-tree", "-r", "--name-only", head)).splitlines()))
+    checkout(head, plan, force)
     stamp.write_text(want)
     say(f"build/tree: tinygrad {series.base} + {len(commits)} commits")
 
@@ -128,9 +127,8 @@ def save(name: str) -> None:
   target = series.root / entry.patch
   edits = git(TREE, "diff", "--binary", "--full-index").stdout
   if not edits: raise Problem("build/tree has no edits to save")
-  of, _ = ser.owners(series)
   at = series.entries.index(entry)
-  before = dataclass_replace(series, series.entries[:at])
+  before = dataclasses.replace(series, entries=series.entries[:at])
   base = base_commit(TREE, env.base_archives()[0], series)
   parent = ([base] + ser.build(TREE, base, before))[-1]
   with tempfile.TemporaryDirectory(prefix="stack-") as tmp:
@@ -144,11 +142,8 @@ def save(name: str) -> None:
   say(f"{entry.patch}: {len(git(TREE, 'diff', '--numstat', parent, tree).stdout.splitlines())} file(s); rebuilding")
   ensure(force=True)
 
-def dataclass_replace(series: Series, entries: tuple[ser.Entry, ...]) -> Series:
-  return Series(series.base, series.release, series.author, entries, series.root)
-
 def main(args: list[str]) -> int:
-  """dev tree [--force | --save NAME | --status]"""
+  """dev tree [--force | --save NAME]"""
   if args[:1] == ["--save"] and len(args) == 2: save(args[1])
   elif args in ([], ["--force"]): ensure(force=bool(args))
   else: raise Problem("usage: dev tree [--force | --save NAME]")
