@@ -15,7 +15,8 @@ import numpy as np
 LINE = 64                                               # UCHE line size in bytes
 READ, WRITE, RESIDENT = 1, 2, 4                         # SEG.flags
 # SEG.line, one byte a cache line. STALE: the CPU changed memory under a cached line. UNSETTLED: written by a dispatch nobody waited for yet.
-VALID, DIRTY, STALE, UNSETTLED = 1, 2, 4, 8
+# OLD stands in for DIRTY while several dispatches run without a wait between them, so that the lines of each one can be told apart.
+VALID, DIRTY, STALE, UNSETTLED, OLD = 1, 2, 4, 8, 16
 
 SEG = np.dtype([("iova", "<u8"), ("size", "<u8"), ("ram", "<u8"), ("cache", "<u8"), ("line", "<u8"), ("flags", "<u4"), ("bo", "<u4")])
 
@@ -231,6 +232,25 @@ class Space:
       if keep.any(): s.line[~keep], dirty = 0, True
       else: s.line[:] = 0
     self._touched = dirty
+
+  def uche_reset(self) -> None:
+    """A GPU reset: cached contents are lost, dirty ones too."""
+    for s in list(self._segs):
+      if s.line is not None: s.line[:] = 0
+    self._touched = False
+
+  def uche_unsettle(self, first: bool) -> None:
+    """Before each of several dispatches with no wait between them: what the one before it wrote must not be read by this one."""
+    for s in list(self._segs):
+      if s.line is not None and (idx := s.lines(DIRTY)) is not None:
+        s.line[idx] = s.line[idx] & (0xff ^ DIRTY) | (OLD if first else OLD | UNSETTLED)
+
+  def uche_settle(self) -> None:
+    """After the last of them: everything written is dirty and may be read."""
+    for s in list(self._segs):
+      if s.line is not None and (idx := s.lines(OLD | UNSETTLED)) is not None:
+        state = s.line[idx]
+        s.line[idx] = state & (0xff ^ (OLD | UNSETTLED)) | np.where(state & OLD, DIRTY, 0).astype(np.uint8)
 
   def mark_stale(self) -> int:
     """Marks clean lines whose memory has changed since they were filled: a reader of such a line misses a CACHE_INVALIDATE. Returns their number."""

@@ -1,0 +1,733 @@
+"""Command processor of the virtual Adreno 630: PM4 packets, register file, state loads, dispatch set-up.
+
+Sources: Mesa registers/adreno/adreno_pm4.xml (packets), a6xx.xml (registers), vulkan/tu_cmd_buffer (what must be ordered how). A dispatch is not
+executed at its packet: it waits in `pending` until something in the stream waits for it (WAIT_FOR_IDLE, RB_DONE_TS, a poll that is not satisfied,
+the end of the job). Until then the CP goes on, so a client that signals without waiting signals too early, as it may on hardware.
+"""
+from __future__ import annotations
+import struct, time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+import numpy as np
+from . import registers as R
+from .memory import DIRTY, LINE, STALE, MemoryFault
+from .report import Violation
+if TYPE_CHECKING: from .gpu import Job, VirtualGPU
+
+OPCODES = {0x10: "CP_NOP", 0x12: "CP_WAIT_MEM_WRITES", 0x13: "CP_WAIT_FOR_ME", 0x14: "CP_WAIT_MEM_GTE", 0x21: "CP_REG_RMW", 0x26: "CP_WAIT_FOR_IDLE",
+           0x31: "CP_RUN_OPENCL", 0x32: "CP_LOAD_STATE6_GEOM", 0x33: "CP_EXEC_CS", 0x34: "CP_LOAD_STATE6_FRAG", 0x36: "CP_LOAD_STATE6",
+           0x39: "CP_REG_TEST", 0x3c: "CP_WAIT_REG_MEM", 0x3d: "CP_MEM_WRITE", 0x3e: "CP_REG_TO_MEM", 0x3f: "CP_INDIRECT_BUFFER",
+           0x41: "CP_EXEC_CS_INDIRECT", 0x42: "CP_MEM_TO_REG", 0x44: "CP_COND_EXEC", 0x45: "CP_COND_WRITE5", 0x46: "CP_EVENT_WRITE",
+           0x47: "CP_COND_REG_EXEC", 0x56: "CP_SET_PSEUDO_REG", 0x57: "CP_INDIRECT_BUFFER_CHAIN", 0x65: "CP_SET_MARKER",
+           0x6b: "CP_CONTEXT_SWITCH_YIELD", 0x73: "CP_MEM_TO_MEM", 0x75: "CP_MEMCPY"}
+
+CACHE_FLUSH_TS, RB_DONE_TS, CACHE_INVALIDATE, LABEL = 4, 22, 49, 63
+# events without an effect on this model: counters (13-16), CCU flush and invalidate (24-29, blits and render targets only), dummy (1)
+QUIET_EVENTS = frozenset({1, 13, 14, 15, 16, 24, 25, 26, 28, 29})
+
+# limits of a630 (Mesa common/freedreno_devices.py): 16 waves of 64 fibers an SP, 96 vec4 registers for each of 128 fibers
+MAX_THREADS, REG_VEC4, LOCAL_BYTES, SP_COUNT, ICACHE_GROUPS = 1024, 96, 32768, 2, 64
+ABSENT = 252                                            # register id "none"
+FIRST_SHARED, LAST_SHARED = 48 * 4, 56 * 4 - 1          # ids of r48.x .. r55.w
+
+COMPARE: tuple[Callable[[int, int], bool], ...] = (lambda a, b: True, lambda a, b: a < b, lambda a, b: a <= b, lambda a, b: a == b,
+                                                   lambda a, b: a != b, lambda a, b: a >= b, lambda a, b: a > b)
+
+def parity(v: int) -> int:
+  """PM4's odd parity bit: 1 when v has an even number of set bits."""
+  return 1 - v.bit_count() % 2
+
+def signed(v: int) -> int: return v - (1 << 32) if v & 0x80000000 else v
+
+class CPError(Exception):
+  """The CP stops: bad packet, opcode, register. `line` is what the kernel logs for the interrupt."""
+  def __init__(self, text: str, line: str = ""):
+    self.line = line
+    super().__init__(text)
+
+@dataclass(slots=True)
+class Packet:
+  """A decoded header. handler None: register write of `count` dwords from `reg`; bad[i] are the bits register i does not have."""
+  count: int
+  handler: Callable[[Sequence[int]], Any] | None
+  reg: int = 0
+  bad: tuple[int, ...] | None = None
+
+# (state block, state type) -> what is loaded, bytes a unit
+LOADS = {(13, 0): ("shader", 128), (13, 1): ("constants", 16), (13, 2): ("ubo", 8), (13, 3): ("uav", 64), (5, 0): ("sampler", 16), (5, 1): ("texture", 64),
+         (15, 0): ("uav", 64)}
+
+@dataclass
+class Load:
+  """A LOAD_STATE6 of this submit: what, from where, first unit in the destination, and what memory held."""
+  what: str
+  address: int
+  first: int
+  data: bytes
+
+@dataclass
+class Pending:
+  """A dispatch that was launched and not waited for."""
+  number: int
+  program: Any
+  dispatch: Any
+  loads: list[Load]
+  where: str
+  kernel: str
+  code: bytes
+  base: int
+
+class CommandProcessor:
+  """Executes the IBs of one job at a time on the GPU thread. Registers keep their values across jobs, as on hardware."""
+  def __init__(self, gpu: VirtualGPU):
+    self.gpu = gpu
+    self.headers: dict[int, Packet] = {}
+    self.handlers = {op: getattr(self, name[3:].lower()) for op, name in OPCODES.items()}
+    self.old: dict[int, int] = {}                       # registers as earlier jobs left them
+    self.consts = np.zeros(1024, np.uint32)
+    self.job: Job | None = None
+    self._abort: Any = None
+    self.needs = {k: R.needs(k) for k in "dtsupgbx"}
+    self._begin()
+
+  def _begin(self) -> None:
+    self.now: dict[int, int] = {}                       # registers written by this job
+    self.const_valid = np.zeros(1024, bool)
+    self.shader: Load | None = None
+    self.desc: dict[str, dict[int, bytes]] = {"texture": {}, "sampler": {}, "uav": {}}
+    self.loads: list[Load] = []                         # queued since the last dispatch
+    self.pending: list[Pending] = []
+    self.predicate = False
+    self.stack: list[tuple[int, int]] = []
+    self.ib, self.size, self.pos, self.words, self.label = 0, 0, 0, [], None
+    self.icache_label = 0                               # SP_PS_INSTR_SIZE at the last LABEL event
+    self.cp_wrote = True                                # memory may have changed under UCHE: the CPU before this job, the CP within it
+    self.dispatches = 0
+
+  def reset(self) -> None:
+    """GPU recovery: registers hold nothing in particular, queued work is gone."""
+    self.old.clear()
+    self._begin()
+
+  def abort(self) -> None:
+    """Stops a running dispatch; called from other threads after job.killed was set."""
+    engine = self.gpu._engine
+    if engine is not None and hasattr(engine, "abort"): engine.abort()
+
+  # *** job
+
+  def run(self, job: Job) -> None:
+    """Raises gpu.Hang when the job cannot go on."""
+    from .gpu import Hang
+    self.job = job
+    self.old.update(self.now)
+    self._begin()
+    try:
+      for iova, dwords in job.ibs: self.indirect(iova, dwords)
+      self.drain()
+    except CPError as e:
+      if e.line: self.gpu.dmesg.append(e.line)
+      raise Hang(str(e), "cp_error") from None
+    except MemoryFault as e:
+      self.smmu_fault(e)
+      raise Hang(f"{e.source} cannot continue after a fault at {e.address:#x}") from None
+
+  def indirect(self, iova: int, dwords: int, chain: bool = False) -> None:
+    if iova & 3: raise CPError(f"indirect buffer at {iova:#x} is not dword aligned")
+    if len(self.stack) >= 3: raise CPError("indirect buffers nest deeper than IB2")
+    raw = self.space.read(iova, dwords * 4, "CDP Prefetch") if dwords else b""
+    saved = (self.ib, self.size, self.pos, self.words)
+    self.stack.append((iova, dwords))
+    self.ib, self.size, self.words = iova, dwords, memoryview(raw).cast("I").tolist()
+    self.gpu.counters["ib_dwords"] += dwords
+    try: self.execute(0, dwords)
+    except BaseException:
+      self.fault_position = (self.ib, self.size - self.pos)
+      raise
+    self.stack.pop()
+    self.ib, self.size, self.pos, self.words = saved
+
+  def execute(self, i: int, end: int) -> None:
+    words, headers, now, update, packets = self.words, self.headers, self.now, self.now.update, 0
+    while i < end:
+      self.pos = i
+      h = words[i]
+      p = headers.get(h)
+      if p is None: p = self.header(h)
+      i += 1
+      j = i + p.count
+      if j > end: raise CPError(f"{self.packet_name(h)} wants {p.count} dwords, the buffer ends after {end - i}")
+      packets += 1
+      if p.handler is None:
+        vals = words[i:j]
+        if p.bad is not None:
+          for v, b in zip(vals, p.bad):
+            if v & b:
+              vals = self.overflow(p, vals)
+              break
+        if p.count == 1: now[p.reg] = vals[0]
+        else: update(zip(range(p.reg, p.reg + p.count), vals))
+        if p.reg == 0xbb08: self.update_cntl(vals[0])
+      else:
+        skip = p.handler(words[i:j])
+        if skip: j += skip
+      i = j
+    self.gpu.counters["packets"] += packets
+
+  def header(self, h: int) -> Packet:
+    """Decodes and caches a packet header. Raises CPError for what the CP does not take."""
+    typ = h >> 28
+    if typ == 4:
+      count, reg = h & 0x7f, h >> 8 & 0x3ffff
+      if h >> 7 & 1 != parity(count) or h >> 27 & 1 != parity(reg): raise CPError(f"type-4 header {h:#010x} has a wrong parity bit", self.opcode_error(h))
+      if count == 0: raise CPError(f"type-4 header {h:#010x} writes no register")
+      for r in range(reg, reg + count):
+        if R.protected(r, True):
+          raise CPError(f"write to {R.name(r)}, which the kernel protects",
+                        f"CP | protected mode error | WRITE | addr={r:#x} | status={0x80000000 | r:#x}")
+        if r not in R.REGISTERS: raise CPError(f"write to register {r:#x} (dword {r - reg} of {count} from {reg:#x}), which no compute client of a6xx has",
+                                               f"CP | AHB bus error | WRITE | addr={r:#x}")
+      bad = tuple(~R.REGISTERS[r].mask & 0xffffffff for r in range(reg, reg + count))
+      p = Packet(count, None, reg, bad if any(bad) else None)
+    elif typ == 7:
+      count, op = h & 0x3fff, h >> 16 & 0x7f
+      if h >> 15 & 1 != parity(count) or h >> 23 & 1 != parity(op): raise CPError(f"type-7 header {h:#010x} has a wrong parity bit", self.opcode_error(h))
+      if h & 0x0f004000: raise CPError(f"type-7 header {h:#010x} has reserved bits set", self.opcode_error(h))
+      if op not in self.handlers: raise CPError(f"unknown opcode {op:#x} in header {h:#010x}", self.opcode_error(h))
+      p = Packet(count, self.handlers[op])
+    else: raise CPError(f"{h:#010x} is not a packet header (only type 4 and type 7 exist since a5xx)", self.opcode_error(h))
+    self.headers[h] = p
+    return p
+
+  @staticmethod
+  def opcode_error(h: int) -> str: return f"CP | opcode error | possible opcode={h:#010x}"
+
+  @staticmethod
+  def packet_name(h: int) -> str:
+    return OPCODES.get(h >> 16 & 0x7f, f"opcode {h >> 16 & 0x7f:#x}") if h >> 28 == 7 else f"write of {R.name(h >> 8 & 0x3ffff)}"
+
+  # *** small helpers
+
+  @property
+  def space(self):
+    assert self.job is not None
+    return self.job.space
+
+  def where(self) -> str:
+    if not self.words or self.pos >= len(self.words): return ""
+    return f"IB{max(1, len(self.stack))} {self.ib:#x} dword {self.pos:#x} ({self.packet_name(self.words[self.pos])})"
+
+  def position(self) -> tuple[int, int]: return self.ib, self.size - self.pos
+
+  def state_lines(self) -> list[str]:
+    """The compute state as this job programmed it, for a report."""
+    return [R.REGISTERS[r].decode(v) for r, v in sorted(self.now.items()) if r in self.needs["d"]]
+
+  def report(self, kind: str, summary: str, subject: str = "", details: Sequence[str] = (), where: str | None = None, kernel: str = "",
+             dispatch: int | None = None) -> None:
+    self.gpu.report(Violation(kind, summary, subject, kernel=kernel, where=self.where() if where is None else where, dispatch=dispatch,
+                              details=list(details)), self.job)
+
+  def smmu_fault(self, e: MemoryFault, *, source: str = "", what: str = "", **kw: Any) -> None:
+    assert self.job is not None
+    v = Violation(e.kind, what or f"{e.source} {'writes' if e.write else 'reads'} {e.size} bytes at {e.address:#x}", where=self.where(),
+                  details=[self.space.explain(e.address)], **kw)
+    self.gpu.fault(v, self.job, e.address, e.write, e.kind == "readonly", source or e.source)
+
+  def expect(self, args: Sequence[int], *counts: int) -> None:
+    if len(args) not in counts: raise CPError(f"{self.packet_name(self.words[self.pos])} takes {' or '.join(map(str, counts))} dwords, got {len(args)}")
+
+  def read_mem(self, addr: int, dwords: int) -> list[int]:
+    """CP read from memory; a fault reads zero. Says so when the newest data is still in UCHE."""
+    if addr & 3: raise CPError(f"CP read from {addr:#x}, which is not dword aligned")
+    try: raw = self.space.read(addr, dwords * 4)
+    except MemoryFault as e:
+      self.smmu_fault(e)
+      return [0] * dwords
+    self.check_flushed(addr, dwords * 4)
+    return list(struct.unpack(f"<{dwords}I", raw))
+
+  def check_flushed(self, addr: int, size: int) -> None:
+    if not self.space.uche or not self.space._touched or (s := self.space.find(addr)) is None: return
+    off = addr - s.iova
+    lines = s.line[off // LINE:(off + size - 1) // LINE + 1]
+    if (lines & DIRTY).any() and (s.mem[off:off + size] != s.cache[off:off + size]).any():
+      self.report("unflushed_read", f"CP reads {size} bytes at {addr:#x}, which a dispatch has written and nobody flushed", details=[self.space.explain(addr)])
+
+  def write_mem(self, addr: int, data: bytes) -> None:
+    """CP write to memory; a fault drops it."""
+    if addr & 3: raise CPError(f"CP write to {addr:#x}, which is not dword aligned")
+    try: self.space.write(addr, data)
+    except MemoryFault as e:
+      self.smmu_fault(e)
+      return
+    self.cp_wrote = True
+
+  def overflow(self, p: Packet, vals: list[int]) -> list[int]:
+    """Reports values that do not fit their register and returns what the hardware keeps."""
+    assert p.bad is not None
+    out = []
+    for k, (v, b) in enumerate(zip(vals, p.bad)):
+      if v & b:
+        reg = R.REGISTERS[p.reg + k]
+        self.report("field_overflow", f"{reg.name} = {v:#x} has bits {v & b:#x} outside its fields", reg.name, [reg.decode(v)])
+      out.append(v & ~b)
+    return out
+
+  def value(self, reg: int) -> int:
+    """A register as the hardware would use it: this job's value; otherwise poison, if the client should have written it."""
+    v = self.now.get(reg)
+    if v is not None: return v
+    if self.gpu.strict.stale and not self.gpu.strict.tolerates("stale_register"): return 0xa5a5a5a5 & R.REGISTERS[reg].mask
+    return self.old.get(reg, 0)
+
+  def get(self, name: str, fieldname: str) -> int:
+    r = R.BY_NAME[name]
+    return r.get(self.value(r.offset), fieldname)
+
+  def get64(self, reg: int) -> int: return self.value(reg) | self.value(reg + 1) << 32
+
+  def read_reg(self, reg: int) -> int:
+    if reg in (R.CP_ALWAYS_ON_COUNTER, R.CP_ALWAYS_ON_COUNTER_HI):
+      ticks = self.gpu.counter_ticks() & (1 << 64) - 1
+      return ticks >> 32 if reg == R.CP_ALWAYS_ON_COUNTER_HI else ticks & 0xffffffff
+    if reg in R.REGISTERS: return self.now.get(reg, self.old.get(reg, 0))
+    raise CPError(f"read of register {reg:#x}, which " + ("the kernel protects" if R.protected(reg, False) else "is not known"),
+                  f"CP | protected mode error | READ | addr={reg:#x}" if R.protected(reg, False) else "")
+
+  def write_reg(self, reg: int, value: int) -> None:
+    """A register write by another packet than type 4, with the same checks."""
+    h = 0x40000000 | parity(reg) << 27 | reg << 8 | parity(1) << 7 | 1
+    p = self.headers.get(h) or self.header(h)
+    vals = self.overflow(p, [value]) if p.bad is not None and value & p.bad[0] else [value]
+    self.now[reg] = vals[0]
+    if reg == 0xbb08: self.update_cntl(vals[0])
+
+  # *** packets: one method an opcode, named like it; args are the payload dwords; a returned number skips that many dwords
+
+  def nop(self, a: Sequence[int]) -> None:
+    if len(a) >= 2: self.label = a                      # drivers hide names in NOPs; decoded only for reports
+
+  def wait_for_idle(self, a: Sequence[int]) -> None:
+    self.drain()
+
+  def wait_for_me(self, a: Sequence[int]) -> None: pass
+  def wait_mem_writes(self, a: Sequence[int]) -> None: pass
+  def set_marker(self, a: Sequence[int]) -> None: self.expect(a, 1)
+  def context_switch_yield(self, a: Sequence[int]) -> None: pass
+
+  def set_pseudo_reg(self, a: Sequence[int]) -> None:
+    if len(a) % 3: raise CPError("CP_SET_PSEUDO_REG takes triples of dwords")
+
+  def event_write(self, a: Sequence[int]) -> None:
+    self.expect(a, 1, 3, 4)
+    event, ts = a[0] & 0xff, a[0] >> 30 & 1
+    if event == CACHE_FLUSH_TS: self.space.uche_flush()
+    elif event == CACHE_INVALIDATE: self.space.uche_invalidate()
+    elif event == RB_DONE_TS: self.drain()
+    elif event == LABEL: self.icache_label = self.now.get(0xab05, 0)
+    elif event not in QUIET_EVENTS: raise CPError(f"CP_EVENT_WRITE of event {event}, which compute work does not use")
+    if len(a) == 1: return
+    if ts: data = struct.pack("<Q", self.gpu.counter_ticks() & (1 << 64) - 1)
+    elif len(a) == 4: data = struct.pack("<I", a[3])
+    else: raise CPError("CP_EVENT_WRITE with an address and no TIMESTAMP bit needs a value")
+    self.write_mem(a[1] | a[2] << 32, data)
+
+  def wait_reg_mem(self, a: Sequence[int]) -> None:
+    self.expect(a, 6)
+    func, is_signed, poll, ref, mask = a[0] & 7, a[0] >> 3 & 1, a[0] >> 4 & 3, a[3], a[4]
+    if func > 6: raise CPError(f"CP_WAIT_REG_MEM with compare function {func}")
+    if poll == 1:
+      addr = a[1] | a[2] << 32
+      if addr & 3: raise CPError(f"CP_WAIT_REG_MEM polls {addr:#x}, which is not dword aligned")
+      try: s = self.space.translate(addr, 4)
+      except MemoryFault as e:
+        self.smmu_fault(e)
+        self.poll(lambda: 0, func, is_signed, ref, mask, f"memory at {addr:#x} (faulted, reads 0)")
+        return
+      cell = s.mem[addr - s.iova:addr - s.iova + 4].view(np.uint32)
+      self.poll(lambda: int(cell[0]), func, is_signed, ref, mask, f"memory at {addr:#x}, {self.space.explain(addr)}")
+      self.check_flushed(addr, 4)
+    elif poll == 0: self.poll(lambda: self.read_reg(a[1] & 0x3ffff), func, is_signed, ref, mask, f"{R.name(a[1] & 0x3ffff)}")
+    else: raise CPError(f"CP_WAIT_REG_MEM polls source {poll}, only registers and memory are known")
+
+  def wait_mem_gte(self, a: Sequence[int]) -> None:
+    self.expect(a, 4)
+    addr, ref = a[1] | a[2] << 32, a[3]
+    self.poll(lambda: (self.read_mem(addr, 1)[0] - ref) & 0xffffffff, 5, 1, 0, 0xffffffff, f"memory at {addr:#x} to reach {ref:#x}")
+
+  def poll(self, read: Callable[[], int], func: int, is_signed: int, ref: int, mask: int, what: str) -> None:
+    from .gpu import Hang
+    conv = signed if is_signed else int
+    compare, want, job = COMPARE[func], conv(ref), self.job
+    assert job is not None
+    if compare(conv(read() & mask), want): return
+    self.drain()                                        # launched work goes on while the CP waits
+    start, delay = time.monotonic(), 2e-5
+    while not compare(conv((v := read()) & mask), want):
+      if job.killed: raise Hang(job.killed)
+      if time.monotonic() - start > self.gpu.hang_wait_s:
+        raise Hang(f"waited {self.gpu.hang_wait_s:g} s for {what}: value {v:#x} & {mask:#x} must be {('', '<', '<=', '==', '!=', '>=', '>')[func]} {ref:#x}")
+      time.sleep(delay)
+      delay = min(delay * 1.5, 1e-3)
+
+  def reg_to_mem(self, a: Sequence[int]) -> None:
+    self.expect(a, 3)
+    reg, count, wide, accumulate = a[0] & 0x3ffff, max(1, a[0] >> 18 & 0xfff), a[0] >> 30 & 1, a[0] >> 31
+    if wide and count % 2: raise CPError(f"CP_REG_TO_MEM of {count} dwords in 64-bit pieces")
+    addr = a[1] | a[2] << 32
+    if reg == R.CP_ALWAYS_ON_COUNTER and count == 2:    # one sample: the halves of two samples need not belong together
+      ticks = self.gpu.counter_ticks()
+      vals = [ticks & 0xffffffff, ticks >> 32 & 0xffffffff]
+    else: vals = [self.read_reg(reg + k) for k in range(count)]
+    if accumulate:
+      old = self.read_mem(addr, count)
+      if wide:
+        for k in range(0, count, 2):
+          total = (vals[k] | vals[k + 1] << 32) + (old[k] | old[k + 1] << 32)
+          vals[k], vals[k + 1] = total & 0xffffffff, total >> 32 & 0xffffffff
+      else: vals = [(v + o) & 0xffffffff for v, o in zip(vals, old)]
+    self.write_mem(addr, struct.pack(f"<{count}I", *vals))
+
+  def mem_to_reg(self, a: Sequence[int]) -> None:
+    self.expect(a, 3)
+    reg, count = a[0] & 0x3ffff, max(1, a[0] >> 19 & 0x7ff)
+    for k, v in enumerate(self.read_mem(a[1] | a[2] << 32, count)): self.write_reg(reg + k, v << 2 & 0xffffffff if a[0] >> 30 & 1 else v)
+
+  def mem_write(self, a: Sequence[int]) -> None:
+    if len(a) < 3: raise CPError("CP_MEM_WRITE needs an address and data")
+    self.write_mem(a[0] | a[1] << 32, struct.pack(f"<{len(a) - 2}I", *a[2:]))
+
+  def mem_to_mem(self, a: Sequence[int]) -> None:
+    self.expect(a, 5, 7, 9)
+    n = 2 if a[0] >> 29 & 1 else 1
+    total = 0
+    for k in range((len(a) - 3) // 2):
+      lo = self.read_mem(a[3 + 2 * k] | a[4 + 2 * k] << 32, n)
+      v = lo[0] | (lo[1] << 32 if n == 2 else 0)
+      total += -v if a[0] >> k & 1 else v
+    self.write_mem(a[1] | a[2] << 32, (total & (1 << 32 * n) - 1).to_bytes(4 * n, "little"))
+
+  def memcpy(self, a: Sequence[int]) -> None:
+    self.expect(a, 5)
+    self.write_mem(a[3] | a[4] << 32, struct.pack(f"<{a[0]}I", *self.read_mem(a[1] | a[2] << 32, a[0])))
+
+  def reg_rmw(self, a: Sequence[int]) -> None:
+    # dst = rotl(dst, ROTATE) & src0 (a mask or a register), then | or + src1
+    self.expect(a, 3)
+    reg, rot = a[0] & 0x3ffff, a[0] >> 24 & 31
+    if a[0] >> 19 & 1: raise CPError("CP_REG_RMW of scratch registers is not modelled")
+    v = self.read_reg(reg)
+    v = (v << rot | v >> (32 - rot)) & 0xffffffff
+    v &= self.read_reg(a[1] & 0x3ffff) if a[0] >> 31 else a[1]
+    src1 = self.read_reg(a[2] & 0x3ffff) if a[0] >> 30 & 1 else a[2]
+    self.write_reg(reg, (v + src1) & 0xffffffff if a[0] >> 29 & 1 else v | src1)
+
+  def reg_test(self, a: Sequence[int]) -> None:
+    # REG 17:0, BIT 24:20: the predicate of CP_COND_REG_EXEC
+    self.expect(a, 1)
+    self.predicate = bool(self.read_reg(a[0] & 0x3ffff) >> (a[0] >> 20 & 31) & 1)
+
+  def cond_reg_exec(self, a: Sequence[int]) -> int:
+    self.expect(a, 2)
+    if a[0] >> 28 != 1: raise CPError(f"CP_COND_REG_EXEC mode {a[0] >> 28}: only PRED_TEST means something for compute")
+    return 0 if self.predicate else a[1]
+
+  def cond_exec(self, a: Sequence[int]) -> int:
+    self.expect(a, 6)
+    (first,), (second,) = self.read_mem(a[0] | a[1] << 32, 1), self.read_mem(a[2] | a[3] << 32, 1)
+    return 0 if first != 0 and signed(second) < signed(a[4]) else a[5]
+
+  def cond_write5(self, a: Sequence[int]) -> None:
+    self.expect(a, 8)
+    func, poll = a[0] & 7, a[0] >> 4 & 3
+    if func > 6 or poll > 1: raise CPError(f"CP_COND_WRITE5 with function {func}, source {poll}")
+    v = self.read_mem(a[1] | a[2] << 32, 1)[0] if poll == 1 else self.read_reg(a[1] & 0x3ffff)
+    conv = signed if a[0] >> 3 & 1 else int
+    if not COMPARE[func](conv(v & a[4]), conv(a[3])): return
+    if a[0] >> 8 & 1: self.write_mem(a[5] | a[6] << 32, struct.pack("<I", a[7]))
+    else: self.write_reg(a[5] & 0x3ffff, a[7])
+
+  def indirect_buffer(self, a: Sequence[int]) -> None:
+    self.expect(a, 3)
+    self.indirect(a[0] | a[1] << 32, a[2] & 0xfffff)
+
+  def indirect_buffer_chain(self, a: Sequence[int]) -> int:
+    self.indirect_buffer(a)
+    return len(self.words) - self.pos - 4               # a jump: the rest of this buffer is not executed
+
+  # *** state
+
+  def update_cntl(self, v: int) -> None:
+    """SP_UPDATE_CNTL drops queued LOAD_STATE6 loads of the stages it names: CS_STATE 5, CS_UAV 6."""
+    keep = []
+    for load in self.loads:
+      if not v >> (6 if load.what == "uav" else 5) & 1: keep.append(load)
+      elif load.what == "constants": self.const_valid[load.first * 4:load.first * 4 + len(load.data) // 4] = False
+      elif load.what == "shader": self.shader = None
+      elif load.what in self.desc: self.desc[load.what].clear()
+    self.loads = keep
+
+  def load_state6(self, a: Sequence[int]) -> None:
+    if len(a) < 3: raise CPError("CP_LOAD_STATE6 needs 3 dwords")
+    dst, typ, src, block, units = a[0] & 0x3fff, a[0] >> 14 & 3, a[0] >> 16 & 3, a[0] >> 18 & 15, a[0] >> 22
+    what, size = LOADS.get((block, typ), ("", 0))
+    if not what: raise CPError(f"CP_LOAD_STATE6 of type {typ} for state block {block} is not compute state")
+    if not self.gpu.execute: return
+    addr = a[1] & ~3 | a[2] << 32
+    if src == 0:
+      data = struct.pack(f"<{len(a) - 3}I", *a[3:])
+      if len(data) != units * size: raise CPError(f"CP_LOAD_STATE6 has {len(data)} bytes inline for {units} units of {size}")
+    elif src == 2:
+      self.expect(a, 3)
+      if addr & 15: self.report("bad_state", f"CP_LOAD_STATE6 of {what} from {addr:#x}, which is not 16-byte aligned", "alignment")
+      data = self.fetch(addr, units * size, f"CP_LOAD_STATE6 of {what}") or bytes(units * size)
+    else: raise CPError(f"CP_LOAD_STATE6 source {src} ({'bindless' if src == 1 else 'UBO'}) is not modelled")
+    load = Load(what, addr, dst, data)
+    if what == "constants":
+      if dst + units > 256: raise CPError(f"CP_LOAD_STATE6 of constants c{dst}..c{dst + units - 1}, the file ends at c255")
+      self.consts[dst * 4:(dst + units) * 4] = np.frombuffer(data, np.uint32)
+      self.const_valid[dst * 4:(dst + units) * 4] = True
+    elif what == "shader": self.shader = load
+    elif what in self.desc: self.desc[what].update((dst + k, data[k * size:(k + 1) * size]) for k in range(units))
+    if src == 2: self.loads.append(load)
+
+  load_state6_geom = load_state6_frag = load_state6
+
+  def fetch(self, addr: int, size: int, what: str) -> bytes | None:
+    """State and instruction fetch of the shader core, which goes through UCHE. None after a fault."""
+    if self.cp_wrote:
+      self.space.mark_stale()
+      self.cp_wrote = False
+    try: data = self.space.read_uche(addr, size)
+    except MemoryFault as e:
+      self.smmu_fault(e, source="UCHE", what=f"{what} reads {size} bytes at {addr:#x}, {e.size} of them from {e.address:#x} on")
+      return None
+    s = self.space.find(addr)
+    if s is not None and s.line is not None:
+      off = addr - s.iova
+      if (s.line[off // LINE:(off + size - 1) // LINE + 1] & STALE).any():
+        self.report("stale_line", f"{what} at {addr:#x} hits lines that are older than memory", details=[self.space.explain(addr)])
+    return data
+
+  # *** dispatch
+
+  def exec_cs(self, a: Sequence[int]) -> None:
+    self.expect(a, 4)
+    self.launch((a[1], a[2], a[3]))
+
+  def exec_cs_indirect(self, a: Sequence[int]) -> None:
+    self.expect(a, 4)
+    if not self.gpu.execute: return self.launch((0, 0, 0))
+    x, y, z = self.read_mem(a[1] | a[2] << 32, 3)
+    local = tuple((a[3] >> s & 0x3ff) + 1 for s in (2, 12, 22))
+    if local != (want := self.local_size()):
+      self.report("bad_state", f"CP_EXEC_CS_INDIRECT says local size {local}, SP_CS_NDRANGE_0 {want}", "local_size")
+    self.launch((x, y, z), indirect=True)
+
+  def run_opencl(self, a: Sequence[int]) -> None:
+    self.expect(a, 1)
+    groups = (self.value(0xb999), self.value(0xb99a), self.value(0xb99b))
+    self.launch(groups, opencl=True)
+
+  def local_size(self) -> tuple[int, int, int]:
+    v = self.value(0xb990)
+    return (v >> 2 & 0x3ff) + 1, (v >> 12 & 0x3ff) + 1, (v >> 22 & 0x3ff) + 1
+
+  def kernel_name(self, base: int) -> str:
+    if self.label is not None:
+      raw = struct.pack(f"<{len(self.label)}I", *self.label).rstrip(b"\0")
+      if raw and all(32 <= c < 127 for c in raw): return raw.decode()
+    s = self.space.find(base)
+    return f"at {base:#x}" + (f" in {s.bo}" if s is not None else "")
+
+  def launch(self, groups: tuple[int, int, int], *, indirect: bool = False, opencl: bool = False) -> None:
+    self.dispatches += 1
+    self.gpu.counters["dispatches"] += 1
+    if not self.gpu.execute: return
+    p = self.prepare(groups, indirect, opencl)
+    self.loads = []
+    if p is None or 0 in groups: return
+    self.pending.append(p)
+
+  def stop(self, kind: str, text: str) -> None:
+    """A dispatch the hardware would not survive."""
+    from .gpu import Hang
+    raise Hang(text, kind)
+
+  def check_programmed(self, kinds: str) -> None:
+    missing = [R.name(r) for k in kinds for r in sorted(self.needs[k] - self.now.keys())]
+    if missing: self.report("stale_register", f"the dispatch depends on {', '.join(missing)}, not written in this submit", missing[0])
+    wrong = [R.REGISTERS[r] for r in sorted(self.needs["x"]) if self.now.get(r) != R.REGISTERS[r].fixed]
+    if wrong:
+      text = ", ".join(f"{r.name} {f'= {self.now[r.offset]:#x}' if r.offset in self.now else 'not written'} (wants {r.fixed:#x})" for r in wrong)
+      self.report("fixed_register", text, wrong[0].name)
+
+  def prepare(self, groups: tuple[int, int, int], indirect: bool, opencl: bool) -> Pending | None:
+    """Reads the dispatch state as the hardware would at this packet, with every check. None if there is nothing that could run."""
+    get, gpu = self.get, self.gpu
+    ntex, nsamp, nuav = get("SP_CS_CONFIG", "NTEX"), get("SP_CS_CONFIG", "NSAMP"), get("SP_CS_CONFIG", "NUAV")
+    pvt = get("SP_CS_PVT_MEM_PARAM", "MEMSIZEPERITEM") * 512
+    if gpu.strict.stale:
+      self.check_programmed("d" + "t" * (ntex > 0) + "s" * (nsamp > 0) + "u" * (nuav > 0) + "p" * (pvt > 0) + "g" * opencl)
+    if not get("SP_CS_CONFIG", "ENABLED"): self.stop("bad_state", "dispatch with SP_CS_CONFIG.ENABLED = 0")
+    if self.value(0xa9bb) & 15: self.stop("bad_state", "bindless descriptors (SP_CS_CONFIG) are not modelled")
+    if get("SP_MODE_CNTL", "SHARED_CONSTS_ENABLE") or get("HLSQ_SHARED_CONSTS", "ENABLE") or get("SP_CS_CONST_CONFIG", "READ_IMM_SHARED_CONSTS"):
+      self.stop("bad_state", "shared constants are enabled, which is not modelled")
+
+    # size
+    local = self.local_size()
+    threads = local[0] * local[1] * local[2]
+    total = (self.value(0xb991), self.value(0xb993), self.value(0xb995))
+    want = tuple(g * n for g, n in zip(groups, local))
+    if opencl and any(t > w or t <= w - n for t, w, n in zip(total, want, local)) or not opencl and not indirect and total != want:
+      self.report("bad_state", f"{groups} groups of {local} are {want} threads, SP_CS_NDRANGE_1/3/5 say {total}", "ndrange")
+    if opencl and total != want: self.stop("bad_state", f"partial workgroups: {total} threads in groups of {local}, which is not modelled")
+    if any(self.value(r) for r in (0xb992, 0xb994, 0xb996)): self.stop("bad_state", "a global offset (SP_CS_NDRANGE_2/4/6) is not modelled")
+    full, half = get("SP_CS_CNTL_0", "FULLREGFOOTPRINT"), get("SP_CS_CNTL_0", "HALFREGFOOTPRINT")
+    merged = bool(get("SP_CS_CNTL_0", "MERGEDREGS"))
+    if threads > MAX_THREADS: self.stop("limit", f"a workgroup of {local} = {threads} threads, the chip runs {MAX_THREADS}")
+    regs = max(full, (half + 1) // 2) if merged else full + (half + 1) // 2
+    if threads > (fit := REG_VEC4 // max(1, regs) * 128):
+      self.stop("limit", f"a workgroup of {threads} threads with {full} full and {half} half vec4 registers, {fit} threads fit the register file")
+    if get("SP_CS_CNTL_0", "THREADSIZE") != get("SP_CS_WGE_CNTL", "THREADSIZE"):
+      self.report("bad_state", "SP_CS_CNTL_0 and SP_CS_WGE_CNTL disagree about THREADSIZE", "threadsize")
+    if get("SP_CS_CNTL_0", "THREADSIZE"): self.stop("bad_state", "waves of 128 fibers (SP_CS_CNTL_0.THREADSIZE) are not modelled")
+    if get("SP_CS_CNTL_0", "EARLYPREAMBLE"): self.stop("bad_state", "early preambles (SP_CS_CNTL_0) do not exist on a630")
+    if (shared := get("SP_CS_CNTL_1", "SHARED_SIZE")) > 31: self.stop("limit", f"{shared + 1} KiB of local memory, the chip has 32")
+
+    # register ids
+    ids = {n: get("SP_CS_CONST_CONFIG_0", n) for n in ("WGIDCONSTID", "WGSIZECONSTID", "WGOFFSETCONSTID", "LOCALIDREGID")}
+    for n in ("WGIDCONSTID", "WGSIZECONSTID", "WGOFFSETCONSTID"):
+      if ids[n] != ABSENT and not FIRST_SHARED <= ids[n] <= LAST_SHARED - 2:
+        self.report("bad_state", f"SP_CS_CONST_CONFIG_0.{n} = {ids[n]}: workgroup values go to shared registers r48.x to r55.w (192 to 223), 252 is none", n)
+    if ids["LOCALIDREGID"] != ABSENT and ids["LOCALIDREGID"] + 2 >= full * 4:
+      self.report("bad_state", f"SP_CS_CONST_CONFIG_0.LOCALIDREGID = {ids['LOCALIDREGID']} lies outside the {full} vec4 registers of the wave", "LOCALIDREGID")
+
+    # constants
+    valid = self.const_valid
+    constlen = get("SP_CS_CONST_CONFIG", "CONSTLEN")
+    if not get("SP_CS_CONST_CONFIG", "ENABLED"): self.stop("bad_state", "dispatch with SP_CS_CONST_CONFIG.ENABLED = 0")
+    if constlen == 0 and valid.any(): self.report("constlen", f"SP_CS_CONST_CONFIG = {self.value(0xb987):#x}: CONSTLEN 0 with constants loaded")
+    elif constlen * 16 < 1024:
+      valid = valid.copy()
+      valid[constlen * 16:] = False
+
+    # private memory: MEMSIZEPERITEM for 128 fibers of 16 waves, per SP
+    per_sp = get("SP_CS_PVT_MEM_SIZE", "TOTALPVTMEMSIZE") * 4096 if pvt or 0xa9b9 in self.now else 0
+    if pvt:
+      base = self.get64(0xa9b7)
+      if per_sp < pvt * 2048: self.report("pvt_mem", f"{pvt} bytes a fiber need {pvt * 2048:#x} bytes an SP, SP_CS_PVT_MEM_SIZE says {per_sp:#x}", "size")
+      if (short := self.unmapped(base, per_sp * SP_COUNT)) is not None:
+        self.smmu_fault(short, source="UCHE", what=f"private memory of {per_sp * SP_COUNT:#x} bytes at {base:#x} ends at {short.address:#x}")
+    if 0xa9bd in self.now and (off := get("SP_CS_PVT_MEM_STACK_OFFSET", "OFFSET") * 2048) > per_sp:
+      self.report("pvt_mem", f"SP_CS_PVT_MEM_STACK_OFFSET puts the call stack at {off:#x} of {per_sp:#x} bytes an SP (units of 2 KiB)", "stack_offset")
+
+    # program
+    base, size = self.get64(0xa9b4), get("SP_CS_INSTR_SIZE", "GROUPS")
+    first = self.value(0xa9b3)
+    kernel = self.kernel_name(base)
+    if size == 0: self.stop("fetch_bounds", "SP_CS_INSTR_SIZE is 0")
+    if base & 127: self.report("bad_state", f"SP_CS_BASE = {base:#x} is not 128-byte aligned", "base_alignment")
+    if self.shader is None: self.report("stale_state", f"no LOAD_STATE6 of the shader at {base:#x} in this submit: the instruction cache may hold older code", "shader")
+    elif self.shader.address != base: self.report("stale_state", f"LOAD_STATE6 preloads the shader at {self.shader.address:#x}, SP_CS_BASE is {base:#x}", "shader")
+    if size > ICACHE_GROUPS and self.icache_label < size:
+      self.report("icache_bound", f"{size} groups of instructions without the prefetch workaround")
+    code = self.fetch(base, size * 128, f"instruction fetch of {size} groups")
+    if code is None: self.stop("fetch_bounds", f"SP_CS_INSTR_SIZE declares {size * 128} bytes of code at {base:#x}, which are not all mapped")
+    assert code is not None
+    if first % 8 or first >= len(code): self.stop("bad_state", f"SP_CS_PROGRAM_COUNTER_OFFSET = {first:#x} in a program of {len(code)} bytes")
+    program = self.program(code[first:], merged, base + first, kernel)
+
+    from .ir3.native import Dispatch
+    d = Dispatch(groups=groups, local=local, consts=self.consts.copy(), const_valid=valid.copy() if gpu.strict.shader else None,
+                 wgid_reg=ids["WGIDCONSTID"], lid_reg=ids["LOCALIDREGID"], wgsize_reg=ids["WGSIZECONSTID"], wgoffset_reg=ids["WGOFFSETCONSTID"],
+                 linear_lid_reg=get("SP_CS_WGE_CNTL", "LINEARLOCALIDREGID"), full_regs=full, half_regs=half,
+                 branchstack=get("SP_CS_CNTL_0", "BRANCHSTACK"), local_bytes=(shared + 1) * 1024 if shared else LOCAL_BYTES, pvt_bytes=pvt,
+                 demote=bool(get("SP_MODE_CNTL", "CONSTANT_DEMOTION_ENABLE")), merged_regs=merged, f16_no_inf=bool(get("SP_FLOAT_CNTL", "F16_NO_INF")),
+                 textures=self.descriptors("texture", ntex, 0xa9e6, 64), samplers=self.descriptors("sampler", nsamp, 0xa9e2, 16),
+                 uavs=self.descriptors("uav", nuav, 0xa9f2, 64), space=self.space, order=gpu.order, budget=gpu.budget)
+    return Pending(self.dispatches, program, d, self.loads, self.where(), kernel, code, base)
+
+  def unmapped(self, addr: int, size: int) -> MemoryFault | None:
+    try:
+      for _ in self.space._pieces(addr, size, True, "UCHE"): pass
+    except MemoryFault as e: return e
+    return None
+
+  def descriptors(self, what: str, count: int, base_reg: int, size: int) -> list[bytes]:
+    """`count` descriptors: preloaded ones, the rest from the base register's array, as a miss of the hardware would fetch them."""
+    if count == 0: return []
+    loaded, base = self.desc[what], self.get64(base_reg)
+    data = self.fetch(base, count * size, f"fetch of {count} {what} descriptors") or bytes(count * size)
+    memory = [data[k * size:(k + 1) * size] for k in range(count)]
+    for k in range(count):
+      if k in loaded and loaded[k] != memory[k]:
+        self.report("bad_state", f"{what} {k}: LOAD_STATE6 loaded another descriptor than {R.name(base_reg)} {base:#x} holds", "descriptor",
+                    [f"loaded {loaded[k].hex(' ', 4)}", f"memory {memory[k].hex(' ', 4)}"])
+    return [loaded.get(k, memory[k]) for k in range(count)]
+
+  def program(self, code: bytes, merged: bool, base: int, kernel: str) -> Any:
+    from .ir3.native import UnknownInstruction
+    try: return self.gpu.engine.program(code, merged_regs=merged)
+    except UnknownInstruction as e: self.stop("unknown_instruction", f"{e} at {base:#x}, kernel {kernel}")
+
+  # *** execution
+
+  def drain(self) -> None:
+    """Everything launched has finished when this returns."""
+    if not self.pending: return
+    todo, self.pending = self.pending, []
+    if len(todo) > 1 and isinstance(self.gpu.schedule, int): self.gpu.random.shuffle(todo)
+    for k, p in enumerate(todo):
+      if len(todo) > 1: self.space.uche_unsettle(first=k == 0)
+      self.run_dispatch(p)
+    if len(todo) > 1: self.space.uche_settle()
+
+  def run_dispatch(self, p: Pending) -> None:
+    from .gpu import Hang
+    from .ir3.native import ShaderFault
+    job = self.job
+    assert job is not None
+    if job.killed: raise Hang(job.killed)
+    if self.cp_wrote:
+      self.space.mark_stale()
+      self.cp_wrote = False
+    for load in p.loads: self.verify(load, p)
+    with self.space.running():
+      try: self.gpu.engine.run(p.program, p.dispatch)
+      except ShaderFault as e: self.shader_faults(e, p)
+    if job.killed: raise Hang(job.killed)
+
+  def verify(self, load: Load, p: Pending) -> None:
+    """LOAD_STATE6 may be performed as late as the dispatch: memory must still hold what it held at the packet."""
+    data = load.data[:64 * self.get("SP_CS_CONST_CONFIG", "CONSTLEN")] if load.what == "constants" else load.data
+    if data and self.space.read_uche(load.address, len(data)) != data:
+      self.report("load_state_changed", f"{load.what} at {load.address:#x} changed between CP_LOAD_STATE6 and the dispatch", where=p.where, kernel=p.kernel,
+                  dispatch=p.number, details=[self.space.explain(load.address)])
+
+  def shader_faults(self, e: Any, p: Pending) -> None:
+    """Files what the shader core found: SMMU faults as the kernel would, the rest as violations. Raises Hang for a hang."""
+    from .gpu import Hang
+    hang = None
+    for f in getattr(e, "faults", None) or [e]:
+      details = [f"{f.pc * 8:#06x}: {self.disassemble(p, f.pc)}", f"lane {f.lane} of workgroup {tuple(f.workgroup)}" if f.workgroup is not None else f"lane {f.lane}"]
+      if f.kind == "hang": hang = f
+      elif f.kind in ("unmapped", "readonly", "not_resident"):
+        s = self.space.find(f.address)
+        kind = "unmapped" if s is None else "not_resident" if not self.space.resident(s.bo) else "readonly"
+        v = Violation(kind, f"shader {'store' if f.write else 'load'} of {f.size} bytes at {f.address:#x}", kernel=p.kernel, where=p.where, dispatch=p.number,
+                      details=details + [self.space.explain(f.address)])
+        self.gpu.fault(v, self.job, f.address, f.write, kind == "readonly", "UCHE")
+      elif self.gpu.strict.shader:
+        where = f" at {f.address:#x}" if f.address else ""
+        self.report(f.kind, f"shader {'store' if f.write else 'access'}{where}, instruction {f.pc}", where=p.where, kernel=p.kernel, dispatch=p.number, details=details)
+    if hang is not None:
+      raise Hang(f"shader at instruction {hang.pc}: {self.disassemble(p, hang.pc)} still running after {self.gpu.budget} instructions of one wave")
+
+  def disassemble(self, p: Pending, pc: int) -> str:
+    word = p.code[pc * 8:pc * 8 + 8]
+    if len(word) < 8: return "beyond the program"
+    from .ir3 import decode
+    return str(decode.decode_one(int.from_bytes(word, "little"), pc))

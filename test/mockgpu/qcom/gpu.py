@@ -1,0 +1,260 @@
+"""The virtual Adreno 630 as the kernel sees it: one ring fed by submits, one thread that executes them, faults and hangs as records.
+
+A submit returns at once. Jobs run in order within a priority, a lower number first; a running job is never preempted (a630 has one ring and no
+preemption). The `schedule` decides when a queued job may start:
+  asap   at once
+  late   when somebody waits for its fence or polls it (`poke`), or `grace_s` after the submit (a client may also poll memory, which nobody sees)
+  N      (an int) seeded random delays of up to `grace_s`, and dispatches nobody waited for yet run in random order
+"""
+from __future__ import annotations
+import heapq, itertools, random, threading, time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from . import report
+from .memory import BoInfo, Space
+from .report import Violation
+
+# kinds that the unmodified tinygrad 0.14.0 driver is known to trip over; see the stream it emits
+TINYGRAD_0_14 = frozenset({"constlen", "field_overflow:SP_CS_PVT_MEM_STACK_OFFSET", "pvt_mem:stack_offset", "stale_register", "fixed_register",
+                           "icache_bound", "bad_state:branchstack"})
+
+@dataclass
+class Strict:
+  """Which checks are on. `lenient` names kinds (or `kind:subject`) that are tolerated in silence; cp errors, hangs and SMMU faults cannot be.
+
+  residency: only BOs listed in the submit translate. uche: caches are modelled. stale: registers and state must be programmed in each submit,
+  others hold poison. shader: undefined registers, constants and local memory. raise_to_waiter: the client's next wait raises the reports.
+  """
+  residency: bool = True
+  uche: bool = True
+  stale: bool = True
+  shader: bool = True
+  raise_to_waiter: bool = True
+  lenient: frozenset[str] = frozenset()
+
+  def tolerates(self, kind: str, subject: str = "") -> bool: return kind in self.lenient or f"{kind}:{subject}" in self.lenient
+
+  @classmethod
+  def off(cls) -> Strict: return cls(False, False, False, False, False)
+
+@dataclass
+class FaultRecord:
+  """One SMMU fault as the kernel logs it: the access was dropped (reads gave 0), the job went on."""
+  iova: int
+  write: bool
+  kind: str                    # TRANSLATION or PERMISSION
+  source: str                  # UCHE, TP, CP, CDP Prefetch
+  dmesg: str
+
+@dataclass
+class JobResult:
+  """status: ok, fault (completed, with SMMU faults) or hang (killed; `reason` says why)."""
+  status: str = "ok"
+  reason: str = ""
+  faults: list[FaultRecord] = field(default_factory=list)
+  reports: list[Violation] = field(default_factory=list)
+
+@dataclass(eq=False)
+class Job:
+  """One submit. ibs: [(iova, dwords)]. resident: the BOs it lists, None for all. on_start(job) and on_retire(job, result) run on the GPU thread."""
+  space: Space
+  ibs: list[tuple[int, int]]
+  resident: set[BoInfo] | None = None
+  priority: int = 1
+  name: str = ""
+  on_start: Callable[[Job], None] | None = None
+  on_retire: Callable[[Job, JobResult], None] | None = None
+  number: int = 0
+  result: JobResult = field(default_factory=JobResult)
+  finished: threading.Event = field(default_factory=threading.Event)
+  killed: str = ""
+  ready_at: float = 0.0
+
+  def wait(self, timeout: float | None = None) -> bool: return self.finished.wait(timeout)
+
+class Hang(Exception):
+  """The job cannot go on. `kind` is hang or cp_error."""
+  def __init__(self, reason: str, kind: str = "hang"):
+    self.reason, self.kind = reason, kind
+    super().__init__(reason)
+
+class VirtualGPU:
+  """chip_id as MSM_PARAM_CHIP_ID gives it. execute=False: streams are parsed, memory writes of the CP happen, dispatches do nothing.
+
+  order: workgroup order, "forward", "reversed" or a seed. hang_wait_s: how long a WAIT_REG_MEM may stay unsatisfied, in real seconds.
+  counter_start: first value of the 19.2 MHz always-on counter. engine: a shader core with the interface of ir3.native.Engine.
+  """
+  def __init__(self, chip_id: int = 0x06030002, strict: Strict | None = None, schedule: str | int = "asap", execute: bool = True, *,
+               order: str | int = "forward", hang_wait_s: float = 2.0, grace_s: float = 0.02, counter_start: int = 0x1_0000_0000, budget: int = 1 << 26,
+               rd: str | None = None, engine: Any = None):
+    if schedule not in ("asap", "late") and not isinstance(schedule, int):
+      raise ValueError(f"schedule must be 'asap', 'late' or an int seed, not {schedule!r}")
+    self.chip_id, self.strict, self.schedule, self.execute = chip_id, strict if strict is not None else Strict(), schedule, execute
+    self.order, self.hang_wait_s, self.grace_s, self.budget = order, hang_wait_s, grace_s, budget
+    self.random = random.Random(schedule if isinstance(schedule, int) else 0)
+    self.counters: Counter[str] = Counter()
+    self.reports: list[Violation] = []
+    self.dmesg: list[str] = []
+    self._counter_start, self._t0 = counter_start, time.perf_counter_ns()
+    self._engine = engine
+    self._numbers = itertools.count(1)
+    self._cond = threading.Condition()
+    self._queue: list[tuple[int, int, Job]] = []
+    self._current: Job | None = None
+    self._last_space: Space | None = None
+    self._thread: threading.Thread | None = None
+    self._closing = False
+    from .cp import CommandProcessor
+    self.cp = CommandProcessor(self)
+    self.rd = None
+    if rd is not None:
+      from .rd import RdWriter
+      self.rd = RdWriter(rd, chip_id)
+
+  # *** client side
+
+  def new_space(self, name: str = "") -> Space: return Space(uche=self.strict.uche, name=name)
+
+  @property
+  def engine(self) -> Any:
+    if self._engine is None:
+      from .ir3.native import Engine
+      self._engine = Engine()
+    return self._engine
+
+  def counter_ticks(self) -> int:
+    """The always-on counter, in ticks of 19.2 MHz."""
+    return self._counter_start + (time.perf_counter_ns() - self._t0) * 12 // 625
+
+  def submit(self, job: Job) -> None:
+    """Queues the job and returns. Raises RuntimeError after close()."""
+    with self._cond:
+      if self._closing: raise RuntimeError("the virtual GPU was closed")
+      job.number = next(self._numbers)
+      now = time.monotonic()
+      if self.schedule == "late": job.ready_at = now + self.grace_s
+      elif self.schedule != "asap": job.ready_at = now + self.random.random() * self.grace_s
+      self.counters["submits"] += 1
+      self.counters["submit_bos"] += len(job.resident or ())
+      heapq.heappush(self._queue, (job.priority, job.number, job))
+      if self._thread is None:
+        self._thread = threading.Thread(target=self._run, name="virtual-adreno", daemon=True)
+        self._thread.start()
+      self._cond.notify_all()
+
+  def poke(self, job: Job | None = None) -> None:
+    """Somebody waits for `job` (None: for anything): it and what is queued before it may start. Only matters to the late schedule."""
+    if self.schedule != "late": return
+    with self._cond:
+      for priority, number, j in self._queue:
+        if job is None or (priority, number) <= (job.priority, job.number): j.ready_at = 0.0
+      self._cond.notify_all()
+
+  def kill(self, job: Job, reason: str = "killed by the kernel") -> None:
+    """Ends the job as a hang, queued or running. Returns at once; on_retire follows."""
+    job.killed = reason
+    with self._cond:
+      if self._current is job: self.cp.abort()
+      self._cond.notify_all()
+
+  def idle(self, timeout: float | None = None) -> bool:
+    """Waits until nothing is queued or running."""
+    self.poke()
+    with self._cond: return self._cond.wait_for(lambda: not self._queue and self._current is None, timeout)
+
+  def close(self) -> None:
+    """Kills what is queued or running and ends the GPU thread. Idempotent."""
+    with self._cond:
+      self._closing = True
+      for _, _, job in self._queue: job.killed = job.killed or "the GPU was closed"
+      if self._current is not None:
+        self._current.killed = self._current.killed or "the GPU was closed"
+        self.cp.abort()
+      self._cond.notify_all()
+    if self._thread is not None and self._thread is not threading.current_thread(): self._thread.join()
+    self._thread = None
+    if self.rd is not None: self.rd.close()
+
+  # *** records
+
+  def report(self, v: Violation, job: Job | None = None) -> bool:
+    """Files a violation unless the strictness tolerates it. The same finding (kind, summary) again in one job only counts up."""
+    if self.strict.tolerates(v.kind, v.subject): return False
+    if job is not None:
+      v.submit, v.job_name = job.number, job.name
+      same = next((r for r in job.result.reports if r.kind == v.kind and r.summary == v.summary), None)
+      if same is not None:
+        same.count += 1
+        return True
+      job.result.reports.append(v)
+    self.counters["violations"] += 1
+    self.reports.append(v)
+    if v.dmesg: self.dmesg.append(v.dmesg)
+    return True
+
+  def fault(self, v: Violation, job: Job, iova: int, write: bool, permission: bool, source: str) -> None:
+    """An SMMU fault: recorded and logged whatever the strictness, the job goes on."""
+    v.dmesg = report.smmu_fault_line(iova, write, permission, source)
+    job.result.faults.append(FaultRecord(iova, write, "PERMISSION" if permission else "TRANSLATION", source, v.dmesg))
+    if job.result.status == "ok": job.result.status = "fault"
+    self.counters["faults"] += 1
+    if not self.report(v, job): self.dmesg.append(v.dmesg)
+
+  # *** the GPU thread
+
+  def _next(self) -> Job | None:
+    with self._cond:
+      while True:
+        if self._queue:
+          job = self._queue[0][2]
+          wait = job.ready_at - time.monotonic()
+          if wait <= 0 or job.killed or self._closing:
+            heapq.heappop(self._queue)
+            self._current = job
+            return job
+          self._cond.wait(wait)
+        elif self._closing: return None
+        else: self._cond.wait()
+
+  def _run(self) -> None:
+    while (job := self._next()) is not None:
+      result = job.result
+      try:
+        if job.on_start is not None: job.on_start(job)
+        if job.killed: raise Hang(job.killed)
+        self._execute(job)
+      except Hang as e:
+        result.status, result.reason = "hang", e.reason
+        self.counters["hangs"] += 1
+        v = Violation(e.kind, e.reason, where=self.cp.where(), details=self.cp.state_lines())
+        self.report(v, job)
+        self.dmesg += report.hang_lines(job, *self.cp.position())
+        self.cp.reset()
+        job.space.uche_reset()
+      except BaseException as e:      # a bug of the model must reach the waiting client, not end in a silent thread
+        result.status, result.reason = "hang", f"internal error of the virtual GPU: {type(e).__name__}: {e}"
+        self.report(Violation("internal", result.reason, details=_traceback(e)), job)
+        self.cp.reset()
+      try:
+        if job.on_retire is not None: job.on_retire(job, result)
+      finally:
+        with self._cond:
+          self._current = None
+          job.finished.set()
+          self._cond.notify_all()
+
+  def _execute(self, job: Job) -> None:
+    space = job.space
+    space.set_resident(job.resident if self.strict.residency else None)
+    if space is not self._last_space:        # the kernel invalidates when it switches pagetables, and only then
+      space.uche_invalidate()
+      self._last_space = space
+    if self.rd is not None: self.rd.submit(job)
+    self.cp.run(job)
+    space.uche_flush()                       # the ring's CACHE_FLUSH_TS with the fence value
+
+def _traceback(e: BaseException) -> list[str]:
+  import traceback
+  return [line for part in traceback.format_exception(e)[-6:] for line in part.rstrip().splitlines()]
