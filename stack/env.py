@@ -98,11 +98,13 @@ def clang() -> str:
       return path
   raise Problem(f"no C compiler for tinygrad's CPU device (tried: {', '.join(n for n in names if n)}). Install clang, or set CC to one that works.")
 
-def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-  """What `dev run` and `dev test` add to the user's environment: the built tree first on PYTHONPATH, the chosen compiler, .venv/bin on PATH."""
+def environment(extra: Mapping[str, str] | None = None, tree: pathlib.Path = TREE) -> dict[str, str]:
+  """What `dev run` and `dev test` add to the user's environment: the built tree first on PYTHONPATH, the chosen compiler, .venv/bin on PATH, and
+  the LLVM library of .venv, since whatever LLVM the system has may be too old for tinygrad (LLVM 15 refuses its untyped pointers)."""
   env = dict(os.environ)
-  env["PYTHONPATH"] = os.pathsep.join([str(TREE), *filter(None, [env.get("PYTHONPATH")])])
+  env["PYTHONPATH"] = os.pathsep.join([str(tree), *filter(None, [env.get("PYTHONPATH")])])
   env["CC"] = clang()
+  if (llvm := VENV / "lib" / "libLLVM.so").exists(): env.setdefault("LLVM_PATH", str(llvm))
   env["PATH"] = os.pathsep.join([str(VENV / "bin"), env.get("PATH", os.defpath), str(BUILD / "bin")])
   env["VIRTUAL_ENV"] = str(VENV)
   env.update(extra or {})

@@ -12,31 +12,35 @@ BRANCH = "refs/heads/stack"
 # A checkout of tinygrad has these empty files; its sdist leaves them out. Without them the standard library's package `test` would win.
 MARKERS = ("test/__init__.py", "test/null/__init__.py", "test/unit/__init__.py", "test/device/__init__.py")
 
+def commit_folder(repo: pathlib.Path, top: pathlib.Path, text: str, author: str) -> str:
+  """Commit in `repo` of tinygrad's files in `top`: package, tests, licence; no packaging metadata, and with MARKERS. `top` is not changed."""
+  files = [os.path.relpath(os.path.join(d, f), top) for part in ("tinygrad", "test") for d, _, fs in os.walk(top / part) for f in fs if not f.endswith(".pyc")]
+  files += [f for f in ("LICENSE", "README.md", "pyproject.toml") if (top / f).is_file()]
+  with tempfile.TemporaryDirectory(prefix="stack-") as tmp:
+    index = os.path.join(tmp, "index")
+    ser.add_blobs(repo, index, top, sorted(files))
+    empty = out(git(repo, "hash-object", "-w", "--stdin"))
+    for m in MARKERS:
+      if m not in files: git(repo, "update-index", "--add", "--cacheinfo", f"100644,{empty},{m}", index=index)
+    return ser.commit_tree(repo, out(git(repo, "write-tree", index=index)), None, text, author)
+
 def base_commit(repo: pathlib.Path, sdist: pathlib.Path, series: Series) -> str:
   """Commit of the unmodified sdist (package, tests, licence; no packaging metadata) in `repo`, made once per sdist content."""
   ref = f"refs/base/{hashlib.sha256(sdist.read_bytes()).hexdigest()[:16]}"
   if (known := git(repo, "rev-parse", "-q", "--verify", ref, check=False)).returncode == 0: return out(known)
-  with tempfile.TemporaryDirectory(prefix="stack-", dir=env.BUILD if repo == TREE else None) as tmp:
-    at = pathlib.Path(tmp)
-    with tarfile.open(sdist) as tar: tar.extractall(at, filter="data")
-    top = next(at.iterdir())
-    files = [os.path.relpath(os.path.join(d, f), top) for d, _, fs in os.walk(top) for f in fs]
-    keep = [f for f in files if f.split(os.sep)[0] in ("tinygrad", "test", "LICENSE", "README.md", "pyproject.toml")]
-    for m in MARKERS:
-      (top / m).parent.mkdir(parents=True, exist_ok=True)
-      (top / m).touch()
-    index = at / "index"
-    ser.add_blobs(repo, index, top, sorted({*keep, *MARKERS}))
+  with tempfile.TemporaryDirectory(prefix="stack-") as tmp:
+    with tarfile.open(sdist) as tar: tar.extractall(tmp, filter="data")
     text = f"tinygrad {series.base}, unmodified\n\nThe published sdist, plus the empty package markers of test/ that a checkout has."
-    commit = ser.commit_tree(repo, out(git(repo, "write-tree", index=index)), None, text, series.author)
+    commit = commit_folder(repo, next(pathlib.Path(tmp).iterdir()), text, series.author)
   git(repo, "update-ref", ref, commit)
   return commit
 
-def history(series: Series) -> tuple[str, list[str]]:
-  """(base commit, series commits) in build/tree's object store, from the files as they are now. Moves no branch, touches no working file."""
+def history(series: Series, python: str | os.PathLike[str] = env.PYTHON) -> tuple[str, list[str]]:
+  """(base commit, series commits) in build/tree's object store, from the files as they are now. Moves no branch, touches no working file.
+  `python`: whose pip downloads the base if need be."""
   TREE.mkdir(parents=True, exist_ok=True)
   if not (TREE / ".git").is_dir(): git(TREE, "init", "-q", "-b", "stack")
-  base = base_commit(TREE, env.base_archives()[0], series)
+  base = base_commit(TREE, env.base_archives(python)[0], series)
   return base, ser.build(TREE, base, series)
 
 def link_plan(root: pathlib.Path, tree_files: set[str]) -> dict[str, str]:

@@ -1,0 +1,38 @@
+"""`dev export`: the series as patches for `git am`, with a cover letter that says what was run."""
+from __future__ import annotations
+import pathlib, shutil
+from stack import series as ser, tree
+from stack.env import BUILD, Problem, TREE
+from stack.series import Series, git
+
+def cover(series: Series) -> str:
+  """Body of the cover letter: per commit, its first paragraph and the tests that prove it."""
+  lines = [f"This series lets tinygrad {series.base} run on Adreno 630 GPUs through mainline Linux (MSM DRM) as well as through KGSL, from one QCOM runtime.",
+           "No physical Adreno was used: the runtime was executed on the virtual Adreno 630 of the last commits, strict checks on.",
+           "Each commit's tests fail without it and pass with it; `dev check` shows that for every commit.", ""]
+  for i, e in enumerate(series.entries, 1):
+    lines += [f"{i}. {e.title}", *(f"   proved by {p}" + (f" ({' '.join(f'{k}={v}' for k, v in e.env.items())})" if e.env else "") for p in e.proves)]
+  return "\n".join(lines) + "\n"
+
+def export(dest: pathlib.Path) -> list[pathlib.Path]:
+  """Writes 0000-cover-letter.patch and one patch per commit to `dest`. Replaces patches of an earlier export there, touches nothing else."""
+  series = ser.load()
+  if not series.entries: raise Problem("series.toml has no commit to export")
+  base, commits = tree.history(series)
+  dest.mkdir(parents=True, exist_ok=True)
+  for old in dest.glob("[0-9][0-9][0-9][0-9]-*.patch"): old.unlink()
+  mailer = ("-c", f"user.name={series.author.rsplit(' <', 1)[0]}", "-c", f"user.email={series.author.rsplit('<', 1)[1].rstrip('>')}")
+  git(TREE, *mailer, "format-patch", "-q", "--binary", "--full-index", "--no-signature", "--cover-letter", "--zero-commit",
+      "-o", dest.resolve(), f"{base}..{commits[-1]}")
+  letter = dest / "0000-cover-letter.patch"
+  text = letter.read_text().replace("*** SUBJECT HERE ***", f"tinygrad on mainline Adreno 630, for {series.base}")
+  letter.write_text(text.replace("*** BLURB HERE ***\n", cover(series)))
+  return sorted(dest.glob("*.patch"))
+
+def main(args: list[str]) -> int:
+  """dev export [DIR]"""
+  if len(args) > 1: raise Problem("usage: dev export [DIR]")
+  dest = pathlib.Path(args[0]) if args else BUILD / "export"
+  if not args and dest.exists(): shutil.rmtree(dest)
+  for path in export(dest): print(path)
+  return 0
