@@ -181,7 +181,7 @@ class CommandProcessor:
     if typ == 4:
       count, reg = h & 0x7f, h >> 8 & 0x3ffff
       if h >> 7 & 1 != parity(count) or h >> 27 & 1 != parity(reg): raise CPError(f"type-4 header {h:#010x} has a wrong parity bit", self.opcode_error(h))
-      if count == 0: raise CPError(f"type-4 header {h:#010x} writes no register")
+      if count == 0: raise CPError(f"type-4 header {h:#010x} writes no register", self.opcode_error(h))
       for r in range(reg, reg + count):
         if R.protected(r, True):
           raise CPError(f"write to {R.name(r)}, which the kernel protects",
