@@ -1,0 +1,468 @@
+"""Decoded IR3 -> micro-ops of engine.c for one way of being launched (which registers the dispatch fills).
+
+The translator gives every register the program uses a 64-lane vector in the wave context, expands repeats, and splits what an instruction does
+beyond its row (source modifiers, saturation, width change, predicate destination, merged half registers) into separate micro-ops.
+It also proves which register reads follow a write on every path; only the others are checked at run time.
+"""
+from __future__ import annotations
+import struct
+from dataclasses import dataclass, field
+import numpy as np
+from test.mockgpu.qcom.ir3.decode import Instr, Operand, reg_name
+from test.mockgpu.qcom.ir3.isa import (BY_NAME, FLOAT_TABLE, INDEX, REG_A0, REG_NONE, REG_P0, ROUND_EVEN, ROUND_ZERO, SHARED_FIRST, SHARED_LAST,
+                                       UnknownInstruction, cov_lane, is_half, lanes, type_size)
+
+# Routines written in engine.c, in the order of its handler tables; lane functions follow.
+ROUTINES = ("BB", "JUMP", "BR", "GETONE", "CALL", "RET", "END", "FETCH", "PREDT", "PREDF", "PREDE", "BAR", "PSET32", "PSET16", "PGET32", "PGET16",
+            "RELG32", "RELG16", "RELD32", "RELD16", "RELC", "BCAST32", "MOVMSK", "DEFINE", "DEFCOPY", "CHECK",
+            *(f"{op}{n}" for op in ("LDG", "STG", "LDL", "STL", "LDP", "STP") for n in (1, 2, 4)), "ISAM", "STIB")
+LANES = lanes()
+OP = {name: i for i, name in enumerate((*ROUTINES, *LANES))}
+
+UOP = np.dtype([("op", "<u2"), ("aux", "<u2"), ("d", "<i4"), ("a", "<i4"), ("b", "<i4"), ("c", "<i4"), ("imm", "<i4"), ("pc", "<u4"), ("x", "<u4")])
+UNI = np.dtype([("off", "<i4"), ("kind", "<u4"), ("val", "<u4")])
+IMM32, IMM16, CONST32, CONST16, CONST16F = range(5)
+VECTORS = 8192              # bytes of the wave context before the first vector
+CONTROL = {"branch", "target", "pred"}
+
+Reg = tuple[str, int]       # ("r"|"h", register id)
+
+@dataclass(slots=True)
+class Step:
+  """One execution of an instruction (repeats are several): registers read and written; `copy`: an undefined source makes an undefined result, no error."""
+  reads: list[Reg]
+  writes: list[Reg]
+  copy: bool = False
+
+@dataclass
+class Code:
+  """A translated program. Offsets are bytes from the wave context."""
+  uops: np.ndarray
+  unis: np.ndarray
+  poison32: list[int]
+  poison16: list[int]
+  wave_bytes: int
+  lid: list[int]
+  wgid: list[int]
+  defs: tuple[int, int]                     # offset and number of definedness masks
+  def_init: list[int]                       # masks of registers the dispatch fills
+  blocks: int
+  rows: tuple[np.ndarray, np.ndarray, np.ndarray]   # block, row index, executions per visit
+  consts: list[tuple[int, int, int]]        # const component, pc of a reader, its block
+  half_consts: bool
+  checks: int                               # run-time definedness checks that remain
+
+def steps_of(i: Instr, merged: bool) -> list[Step]:
+  """Register traffic of an instruction, in execution order."""
+  def regs(num: int, half: bool, n: int = 1) -> list[Reg]:
+    ids = [k for k in range(num, num + n) if k < REG_A0]
+    return [("r", k // 2) for k in ids] if half and merged else [("h" if half else "r", k) for k in ids]
+  def of(o: Operand, k: int) -> list[Reg]: return regs(o.num + (k if o.r else 0), o.half) if o.kind == "gpr" else []
+  form, out = i.row.form, []
+  if form in ("cat2", "cat3", "cat3b", "cat4", "mov"):
+    assert i.dst is not None
+    for k in range(i.rpt + 1):
+      writes = regs(i.dst.num + k, i.dst.half) if i.dst.kind == "gpr" else []
+      plain = form == "mov" and i.row.name.startswith("mov.") and i.src[0].kind == "gpr" and len(writes) == 1
+      out.append(Step([r for o in i.src for r in of(o, k)], writes, plain))
+  elif form in ("swz", "gat", "sct"):
+    assert i.dst is not None
+    out = [Step(of(s, 0), regs(d.num, d.half), True) for s, d in zip(i.src, (i.dst, *i.dst2))]
+  elif form == "movmsk": out.append(Step([], regs(i.dst.num, False, i.rpt + 1)))  # type: ignore[union-attr]
+  elif form == "ldg": out.append(Step(regs(i.src[0].num, False, 2), regs(i.dst.num, i.dst.half, i.count)))  # type: ignore[union-attr]
+  elif form == "ldl": out.append(Step(regs(i.src[0].num, False), regs(i.dst.num, i.dst.half, i.count)))  # type: ignore[union-attr]
+  elif form in ("stg", "stl"): out.append(Step(regs(i.src[0].num, False, 2 if form == "stg" else 1) + regs(i.src[1].num, i.src[1].half, i.count), []))
+  elif form == "isam":
+    out.append(Step(regs(i.src[0].num, False, 2), regs(i.dst.num, i.dst.half, i.count.bit_length())))  # type: ignore[union-attr]
+  elif form == "stib": out.append(Step(regs(i.src[0].num, i.src[0].half, i.count) + regs(i.src[1].num, False, 2), []))
+  return out
+
+class Translator:
+  def __init__(self, instrs: dict[int, Instr], *, merged: bool, lid: int, wgid: int, strict: bool, cov_round: int, full_regs: int = 0):
+    self.instrs, self.merged, self.strict, self.cov_round = instrs, merged, strict, cov_round
+    self.out: list[tuple] = []
+    self.unis: dict[tuple[int, int], int] = {}
+    self.consts: dict[int, tuple[int, int]] = {}
+    self.half_consts = False
+    self.top = VECTORS
+    self.slots: dict[Reg, int] = {}
+    self.temps: dict[str, list[int]] = {"r": [], "h": []}
+    self.used = {"r": 0, "h": 0}
+    self.block = -1
+    self.fill = {("r", reg + k) for reg in (lid, wgid) if reg != REG_NONE for k in range(3)}
+    self.steps = {pc: steps_of(i, merged) for pc, i in instrs.items()}
+    self.relative = {"h" if o.half and not merged else "r" for i in instrs.values() for o in (*i.src, *((i.dst,) if i.dst else ())) if o.kind == "rgpr"}
+    self.limit = {"r": full_regs * 4, "h": full_regs * 4}
+    self._allocate()
+    self._flow()
+    self._prove()
+    self._emit_all()
+    self.lid = [self.slots.get(("r", lid + k), 0) if lid != REG_NONE else 0 for k in range(3)]
+    self.wgid = [self.slots.get(("r", wgid + k), 0) if wgid != REG_NONE else 0 for k in range(3)]
+
+  # *** registers
+
+  def _vector(self, file: str, n: int = 1) -> int:
+    size = 256 if file == "r" else 128
+    self.top = -(-self.top // 256) * 256 if file == "r" else self.top
+    off, self.top = self.top, self.top + size * n
+    return off
+
+  def _allocate(self) -> None:
+    used = sorted({r for ss in self.steps.values() for s in ss for r in (*s.reads, *s.writes)} | self.fill)
+    for file in ("r", "h"):
+      ids = [n for f, n in used if f == file]
+      if file in self.relative:
+        hi = max([n for n in ids if n < SHARED_FIRST] + [self.limit[file] - 1, 3]) + 1
+        self.limit[file] = hi
+        base = self._vector(file, hi)
+        for n in range(hi): self.slots[file, n] = base + n * (256 if file == "r" else 128)
+        ids = [n for n in ids if n >= hi]
+      for n in ids: self.slots[file, n] = self._vector(file)
+    self.a0 = self._vector("h")
+
+  def _temp(self, file: str) -> int:
+    if self.used[file] == len(self.temps[file]): self.temps[file].append(self._vector(file))
+    self.used[file] += 1
+    return self.temps[file][self.used[file] - 1]
+
+  # *** control flow graph
+
+  def _flow(self) -> None:
+    ins, lead = self.instrs, {0}
+    pred_stop: dict[int, int] = {}
+    open_at: int | None = None
+    for pc in sorted(ins):
+      i = ins[pc]
+      if i.row.form in ("branch", "target"):
+        lead |= {i.target, pc + 1}
+        if open_at is not None: raise UnknownInstruction(pc, i.word, f"{i.name} between predt and prede")
+      elif i.name in ("end", "ret", "bar"): lead.add(pc + 1)
+      elif i.name in ("predt", "predf", "prede"):
+        if open_at is not None: pred_stop[open_at] = pc
+        elif i.name == "prede": raise UnknownInstruction(pc, i.word, "prede without predt or predf")
+        if open_at is not None and i.name == "predt": raise UnknownInstruction(pc, i.word, "nested predt")
+        lead |= {pc, pc + 1}
+        open_at = None if i.name == "prede" else pc
+    if open_at is not None: raise UnknownInstruction(open_at, ins[open_at].word, "predt or predf without prede")
+    self.leaders = sorted(pc for pc in lead if pc in ins)
+    self.pred_stop = pred_stop
+    self.end_of: dict[int, int] = {}
+    for n, start in enumerate(self.leaders):
+      pc = start
+      while pc + 1 in ins and pc + 1 not in lead and ins[pc].name not in ("end", "jump"): pc += 1
+      self.end_of[start] = pc
+    self.succ: dict[int, list[int]] = {}
+    for start in self.leaders:
+      last = ins[self.end_of[start]]
+      pc, nxt = last.pc, last.pc + 1
+      if last.name in ("end", "ret"): to = []
+      elif last.name == "jump": to = [last.target]
+      elif last.name == "call": to = [last.target, nxt]
+      elif last.row.form in ("branch", "target"): to = [last.target, nxt]
+      elif last.name == "predt" or last.name == "predf" and pc not in pred_stop.values():
+        stop = pred_stop[pc]
+        to = [nxt, stop + 1 if ins[stop].name == "predf" else stop]
+      elif last.name == "predf": to = [pred_stop[pc]]
+      else: to = [nxt]
+      self.succ[start] = [t for t in to if t in ins]
+
+  # *** definedness
+
+  def _prove(self) -> None:
+    """Forward analysis: which registers are written on every path to a read. Leaves reads to be checked and writes to be noted at run time."""
+    regs = sorted(self.slots)
+    bit = {r: 1 << n for n, r in enumerate(regs)}
+    everything = (1 << len(regs)) - 1
+    shared = sum(bit[r] for r in regs if r[0] == "r" and SHARED_FIRST <= r[1] <= SHARED_LAST and r not in self.fill)
+    start = sum(bit[r] for r in self.fill)
+    partial = {"r"} if self.merged else set()   # a half write defines half of a register: taken as all of it
+    state = {b: everything for b in self.leaders}
+    state[0] = start
+    def run(b: int, s: int) -> int:
+      for pc in range(b, self.end_of[b] + 1):
+        for st in self.steps[pc]:
+          if st.copy: s = s | bit[st.writes[0]] if s & bit[st.reads[0]] else s & ~bit[st.writes[0]]
+          else:
+            for r in st.writes: s |= bit[r]
+      return s
+    work = list(self.leaders)
+    while work:
+      b = work.pop()
+      out = run(b, state[b])
+      for t in self.succ[b]:
+        if (new := state[t] & out) != state[t]:
+          state[t] = new
+          work.append(t)
+    self.check: dict[tuple[int, int], list[Reg]] = {}
+    self.poison = {r for r in regs if r[0] in self.relative}
+    copies: list[tuple[Reg, Reg]] = []
+    tracked: set[Reg] = set()
+    calls = any(i.name in ("call", "ret", "getone", "getlast", "shps") for i in self.instrs.values())
+    dynamic = self.strict and not self.relative and not calls and not partial
+    for b in self.leaders:
+      s = state[b]
+      for pc in range(b, self.end_of[b] + 1):
+        for k, st in enumerate(self.steps[pc]):
+          unknown = [r for r in st.reads if not s & bit[r]]
+          self.poison.update(unknown)
+          if st.copy:
+            if unknown: copies.append((st.writes[0], st.reads[0]))
+            s = s & ~bit[st.writes[0]] if unknown else s | bit[st.writes[0]]
+          else:
+            if unknown and dynamic: self.check[pc, k] = unknown
+            tracked.update(unknown)
+            for r in st.writes: s |= bit[r]
+    del shared
+    if calls: self.poison.update(regs)
+    grew = True
+    while grew:
+      grew = False
+      for d, src in copies:
+        if d in tracked and src not in tracked: tracked, grew = tracked | {src}, True
+    self.tracked = {r: n for n, r in enumerate(sorted(tracked))} if dynamic else {}
+    self.top = -(-self.top // 256) * 256
+    self.def_base = self.top
+    self.top += 8 * len(self.tracked)
+    self.poison -= self.fill
+
+  def _mask(self, r: Reg) -> int: return self.def_base + 8 * self.tracked[r]
+
+  # *** emission
+
+  def emit(self, op: str, pc: int, *, d: int = 0, a: int = 0, b: int = 0, c: int = 0, imm: int = 0, aux: int = 0) -> None:
+    self.out.append((OP[op], aux, d, a, b, c, imm, pc, len(self.out)))
+
+  def uniform(self, kind: int, val: int, pc: int) -> int:
+    if kind >= CONST32: self.consts.setdefault(val, (pc, self.block))
+    if kind >= CONST16: self.half_consts = True
+    if (kind, val) not in self.unis: self.unis[kind, val] = self._vector("r" if kind in (IMM32, CONST32) else "h")
+    return self.unis[kind, val]
+
+  def source(self, o: Operand, cls: str, k: int, pc: int) -> int:
+    """Offset of the vector of a source operand; `cls` f/u/s is the class the instruction reads it as."""
+    file, num = "h" if o.half else "r", o.num + (k if o.r else 0)
+    if o.kind == "gpr":
+      if o.is_pred:
+        self.emit(f"PGET{16 if o.half else 32}", pc, d=(off := self._temp(file)), aux=num - REG_P0)
+      elif num == REG_A0:
+        if not o.half: raise UnknownInstruction(pc, self.instrs[pc].word, "a0.x as a full register source")
+        off = self.a0
+      elif num >= REG_A0: raise UnknownInstruction(pc, self.instrs[pc].word, f"source {reg_name(num, o.half)}")
+      elif o.half and self.merged:
+        self.emit(f"halves.{('lo', 'hi')[num & 1]}", pc, d=(off := self._temp("h")), a=self.slots["r", num // 2])
+      else: off = self.slots[file, num]
+    elif o.kind == "const": off = self.uniform(CONST32 if not o.half else CONST16F if cls == "f" else CONST16, num, pc)
+    elif o.kind == "imm": off = self.uniform(IMM16, o.num & 0xffff, pc) if o.half else self.uniform(IMM32, o.num & 0xffffffff, pc)
+    elif o.kind == "flut":
+      if o.half: off = self.uniform(IMM16, int(np.float16(FLOAT_TABLE[o.num]).view(np.uint16)), pc)
+      else: off = self.uniform(IMM32, struct.unpack("<I", struct.pack("<f", FLOAT_TABLE[o.num]))[0], pc)
+    elif o.kind == "rgpr":
+      if o.half and self.merged: raise UnknownInstruction(pc, self.instrs[pc].word, "relative half register with merged registers")
+      self.emit(f"RELG{16 if o.half else 32}", pc, d=(off := self._temp(file)), a=self.slots[file, 0], b=self.a0, c=self.limit[file], imm=num)
+    else:
+      if o.half: self.half_consts = True
+      self.emit("RELC", pc, d=(off := self._temp(file)), b=self.a0, imm=num, aux=0 if not o.half else 2 if cls == "f" else 1)
+    if o.neg or o.abs:
+      mod = "nabs" if o.neg and o.abs else "neg" if o.neg else "abs"
+      w = 16 if o.half else 32
+      name = f"{mod}.f{w}" if cls == "f" else f"{mod}.u{w}" if cls != "b" else f"not.u{w}"
+      self.emit(name, pc, d=(new := self._temp(file)), a=off)
+      off = new
+    return off
+
+  def store(self, o: Operand, k: int, res: str, pc: int, op: str, sat: bool = False, **kw: int) -> None:
+    """Emits `op` so that its result (type `res`) lands in operand o, whatever the width and kind of o."""
+    file = "h" if is_half(res) else "r"
+    num, want = o.num + k, "h" if o.half or o.is_a0 else "r"
+    simple = o.kind == "gpr" and want == file and not o.is_pred and num < REG_A0 and not (want == "h" and self.merged)
+    target = self.slots[file, num] if simple else self.a0 if o.is_a0 and file == "h" else self._temp(file)
+    self.emit(op, pc, d=target, **kw)
+    if sat: self.emit(f"sat.{res}", pc, d=target, a=target)
+    if simple:
+      if file == "r" and SHARED_FIRST <= num <= SHARED_LAST: self.emit("BCAST32", pc, d=target, a=target)
+      return
+    if o.is_pred:
+      self.emit("PSET16" if file == "h" else "PSET32", pc, a=target, aux=num - REG_P0)
+      return
+    if want != file:
+      wide = {"f16": "f32", "u16": "u32", "s16": "s32", "f32": "f16", "u32": "u16", "s32": "s16"}[res]
+      lane = cov_lane(res, wide, self.cov_round)
+      assert lane is not None
+      plain = o.kind == "gpr" and not (want == "h" and self.merged)
+      new = self.a0 if o.is_a0 else self.slots[want, num] if plain else self._temp(want)
+      self.emit(lane.key, pc, d=new, a=target)
+      target = new
+      if plain or o.is_a0: return
+    if o.is_a0: return
+    if o.kind == "rgpr":
+      if want == "h" and self.merged: raise UnknownInstruction(pc, self.instrs[pc].word, "relative half register with merged registers")
+      self.emit(f"RELD{16 if want == 'h' else 32}", pc, d=self.slots[want, 0], a=target, b=self.a0, c=self.limit[want], imm=num)
+    elif num >= REG_A0: raise UnknownInstruction(pc, self.instrs[pc].word, f"destination {reg_name(num, o.half)}")
+    else:  # merged half
+      full = self.slots["r", num // 2]
+      self.emit(f"merge.{('lo', 'hi')[num & 1]}", pc, d=full, a=full, b=target)
+
+  def _emit_all(self) -> None:
+    start: dict[int, int] = {}
+    rows: list[tuple[int, int, int]] = []
+    for n, b in enumerate(self.leaders):
+      self.block = n
+      start[b] = len(self.out)
+      counts: dict[int, int] = {}
+      for pc in range(b, self.end_of[b] + 1):
+        i = self.instrs[pc]
+        counts[INDEX[i.name]] = counts.get(INDEX[i.name], 0) + (1 if i.row.form in ("none", "swz", "gat", "sct", "movmsk") else i.rpt + 1)
+      rows += [(n, r, c) for r, c in counts.items()]
+      self.emit("BB", b, d=n, imm=sum(counts.values()))
+      for pc in range(b, self.end_of[b] + 1): self._emit(self.instrs[pc])
+      last = self.instrs[self.end_of[b]]
+      if last.name not in ("end", "jump", "ret") and not (n + 1 < len(self.leaders) and self.leaders[n + 1] == last.pc + 1):
+        self.emit("FETCH", last.pc + 1)
+    beyond = len(self.out)
+    self.emit("FETCH", max(self.instrs) + 1)
+    code = np.array(self.out, dtype=UOP) if self.out else np.zeros(0, UOP)
+    for op in ("JUMP", "BR", "GETONE", "CALL", "PREDT", "PREDF"):
+      for k in np.flatnonzero(code["op"] == OP[op]): code["d"][k] = start.get(int(code["d"][k]), beyond)
+    self.code, self.rows = code, rows
+
+  def _emit(self, i: Instr) -> None:
+    pc, form, name = i.pc, i.row.form, i.name
+    self.used = {"r": 0, "h": 0}
+    if form in ("cat2", "cat3", "cat3b", "cat4"): self._alu(i)
+    elif form == "mov": self._mov(i)
+    elif form in ("swz", "gat", "sct"): self._swz(i)
+    elif form == "branch":
+      (c1, inv1), (c2, inv2) = i.cond[0], i.cond[-1]
+      kind = {"br": 0, "brao": 1, "braa": 2, "bany": 4, "ball": 5}[name]
+      self.emit("BR", pc, d=i.target, aux=c1 | inv1 << 2 | c2 << 3 | inv2 << 5 | kind << 8)
+    elif name == "jump": self.emit("JUMP", pc, d=i.target)
+    elif name == "call": self.emit("CALL", pc, d=i.target)
+    elif name == "ret": self.emit("RET", pc)
+    elif name in ("getone", "getlast", "shps"): self.emit("GETONE", pc, d=i.target, aux={"getone": 0, "getlast": 1, "shps": 2}[name])
+    elif name == "end": self.emit("END", pc)
+    elif name in ("predt", "predf"):
+      if pc in self.pred_stop.values(): self.emit("PREDF", pc, d=self.pred_stop[pc])
+      else:
+        c, inv = i.cond[0]
+        self.emit("PREDT", pc, d=self.pred_stop[pc], aux=c | (inv ^ (name == "predf")) << 2)
+    elif name == "prede": self.emit("PREDE", pc)
+    elif name == "bar": self.emit("BAR", pc)
+    elif form == "none" or form == "sync": pass
+    else:
+      self._checks(pc, 0)
+      self._memory(i)
+      self._notes(pc, 0)
+
+  def _checks(self, pc: int, k: int) -> None:
+    for r in self.check.get((pc, k), ()): self.emit("CHECK", pc, a=self._mask(r), imm=r[1], aux=int(r[0] == "h"))
+
+  def _notes(self, pc: int, k: int) -> None:
+    st = self.steps[pc][k]
+    if st.copy and st.writes[0] in self.tracked and st.reads[0] in self.tracked:
+      self.emit("DEFCOPY", pc, d=self._mask(st.writes[0]), a=self._mask(st.reads[0]))
+      return
+    for r in st.writes:
+      if r in self.tracked: self.emit("DEFINE", pc, d=self._mask(r))
+
+  def _alu(self, i: Instr) -> None:
+    clamp = i.sat and i.row.sat == "clamp"
+    if i.sat and not i.row.sat: raise UnknownInstruction(i.pc, i.word, f"(sat){i.name}")
+    lane = i.row.lane(i.width, i.sat)
+    assert i.dst is not None
+    for k in range(i.rpt + 1):
+      self.used = {"r": 0, "h": 0}
+      self._checks(i.pc, k)
+      bitwise = i.name.endswith(".b") and i.name != "clz.b"
+      offs = [self.source(o, "b" if bitwise else t[0], k, i.pc) for o, t in zip(i.src, lane.src)]
+      self.store(i.dst, k, lane.dst, i.pc, lane.key, clamp, **dict(zip("abc", offs)))
+      self._notes(i.pc, k)
+
+  def _mov(self, i: Instr) -> None:
+    st, dt = i.types
+    lane = cov_lane(st, dt, i.round or self.cov_round)
+    if lane is None: raise UnknownInstruction(i.pc, i.word, i.name)
+    if st[0] == "f" and dt[0] != "f": lane = cov_lane(st, dt, i.round)
+    assert i.dst is not None and lane is not None
+    res = {"u8": "u16", "s8": "u16"}.get(lane.dst, lane.dst)
+    for k in range(i.rpt + 1):
+      self.used = {"r": 0, "h": 0}
+      self._checks(i.pc, k)
+      self.store(i.dst, k, res, i.pc, lane.key, a=self.source(i.src[0], st[0], k, i.pc))
+      self._notes(i.pc, k)
+
+  def _swz(self, i: Instr) -> None:
+    dsts = (i.dst, *i.dst2)
+    t = "u16" if is_half(i.types[0]) else "u32"
+    file = "h" if t == "u16" else "r"
+    held = []
+    for s in i.src:
+      self.emit(f"mov.{t}", i.pc, d=(tmp := self._temp(file)), a=self.source(s, "u", 0, i.pc))
+      held.append(tmp)
+    for k, (d, tmp) in enumerate(zip(dsts, held)):
+      assert d is not None
+      self._checks(i.pc, k)
+      self.store(d, 0, t, i.pc, f"mov.{t}", a=tmp)
+      self._notes(i.pc, k)
+
+  def _run(self, num: int, half: bool, n: int, pc: int) -> int:
+    """Offset of n consecutive registers; merged halves are gathered into temporaries."""
+    if not (half and self.merged): return self.slots["h" if half else "r", num]
+    return self._merged_run(n)
+
+  def _merged_run(self, n: int) -> int:
+    while len(self.temps["h"]) < 64 and not self._four(): self.temps["h"].append(self._vector("h"))
+    return self._four()
+
+  def _four(self) -> int:
+    """Four adjacent half temporaries, 0 if there are none yet."""
+    t = self.temps["h"]
+    return next((t[k] for k in range(len(t) - 3) if all(t[k + j] == t[k] + 128 * j for j in range(4))), 0)
+
+  def _memory(self, i: Instr) -> None:
+    pc, form = i.pc, i.row.form
+    if form == "movmsk":
+      assert i.dst is not None
+      self.emit("MOVMSK", pc, d=self.slots["r", i.dst.num], aux=i.rpt + 1)
+      return
+    data = i.dst if form in ("ldg", "ldl", "isam") else i.src[0] if form == "stib" else i.src[1]
+    assert data is not None
+    load, n = form in ("ldg", "ldl", "isam"), i.count.bit_length() if form == "isam" else i.count
+    split = data.half and self.merged
+    off = self._run(data.num, data.half, n, pc)
+    if split and not load:
+      for k in range(n): self.emit(f"halves.{('lo', 'hi')[data.num + k & 1]}", pc, d=off + 128 * k, a=self.slots["r", (data.num + k) // 2])
+    if form in ("isam", "stib"):
+      x, y = (i.src[0] if form == "isam" else i.src[1]).num, (i.src[0] if form == "isam" else i.src[1]).num + 1
+      self.emit("ISAM" if form == "isam" else "STIB", pc, d=off, a=self.slots["r", x], b=self.slots["r", y], c=i.slot, aux=n | data.half << 8)
+    else:
+      addr = i.src[0].num
+      self.emit(f"{i.name[:3].upper()}{type_size(i.types[0])}", pc, d=off, a=self.slots["r", addr], b=self.slots["r", addr + 1] if form in ("ldg", "stg") else 0,
+                imm=i.offset, aux=n)
+    if split and load:
+      for k in range(n):
+        full = self.slots["r", (data.num + k) // 2]
+        self.emit(f"merge.{('lo', 'hi')[data.num + k & 1]}", pc, d=full, a=full, b=off + 128 * k)
+
+  def result(self) -> Code:
+    rows = np.array(self.rows, np.int64).reshape(-1, 3)
+    unis = np.array([(off, kind, val) for (kind, val), off in self.unis.items()], UNI)
+    return Code(self.code, unis, [self.slots[r] for r in sorted(self.poison) if r[0] == "r"], [self.slots[r] for r in sorted(self.poison) if r[0] == "h"],
+                -(-self.top // 4096) * 4096, self.lid, self.wgid, (self.def_base, len(self.tracked)),
+                [self._mask(r) for r in self.fill if r in self.tracked], len(self.leaders), (rows[:, 0], rows[:, 1], rows[:, 2]),
+                [(c, pc, b) for c, (pc, b) in self.consts.items()], self.half_consts, len(self.check))
+
+def reachable(instrs: dict[int, Instr]) -> set[int]:
+  """Instructions control flow can get to from instruction 0."""
+  seen, work = set(), [0]
+  while work:
+    pc = work.pop()
+    while pc in instrs and pc not in seen:
+      seen.add(pc)
+      i = instrs[pc]
+      if i.row.form in ("branch", "target"): work.append(i.target)
+      if i.name in ("end", "jump", "ret"): break
+      pc += 1
+  return seen
+
+__all__ = ["Code", "Translator", "reachable", "ROUTINES", "LANES", "OP", "UOP", "UNI", "VECTORS", "ROUND_EVEN", "ROUND_ZERO", "BY_NAME", "field"]
