@@ -5,7 +5,7 @@ executed at its packet: it waits in `pending` until something in the stream wait
 the end of the job). Until then the CP goes on, so a client that signals without waiting signals too early, as it may on hardware.
 """
 from __future__ import annotations
-import struct, time
+import ctypes, struct, time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,8 @@ class Packet:
 # (state block, state type) -> what is loaded, bytes a unit
 LOADS = {(13, 0): ("shader", 128), (13, 1): ("constants", 16), (13, 2): ("ubo", 8), (13, 3): ("uav", 64), (5, 0): ("sampler", 16), (5, 1): ("texture", 64),
          (15, 0): ("uav", 64)}
+
+REGION = {"undefined_register": "register", "undefined_const": "constant", "undefined_local": "local memory"}
 
 @dataclass
 class Load:
@@ -112,8 +114,7 @@ class CommandProcessor:
 
   def abort(self) -> None:
     """Stops a running dispatch; called from other threads after job.killed was set."""
-    engine = self.gpu._engine
-    if engine is not None and hasattr(engine, "abort"): engine.abort()
+    if (flag := self._abort) is not None: flag.value = 1
 
   # *** job
 
@@ -572,9 +573,9 @@ class CommandProcessor:
     if gpu.strict.stale:
       self.check_programmed("d" + "t" * (ntex > 0) + "s" * (nsamp > 0) + "u" * (nuav > 0) + "p" * (pvt > 0) + "g" * opencl)
     if not get("SP_CS_CONFIG", "ENABLED"): self.stop("bad_state", "dispatch with SP_CS_CONFIG.ENABLED = 0")
-    if self.value(0xa9bb) & 15: self.stop("bad_state", "bindless descriptors (SP_CS_CONFIG) are not modelled")
+    if self.value(0xa9bb) & 15: self.stop("unsupported", "bindless descriptors (SP_CS_CONFIG) are not modelled")
     if get("SP_MODE_CNTL", "SHARED_CONSTS_ENABLE") or get("HLSQ_SHARED_CONSTS", "ENABLE") or get("SP_CS_CONST_CONFIG", "READ_IMM_SHARED_CONSTS"):
-      self.stop("bad_state", "shared constants are enabled, which is not modelled")
+      self.stop("unsupported", "shared constants are enabled, which is not modelled")
 
     # size
     local = self.local_size()
@@ -583,8 +584,8 @@ class CommandProcessor:
     want = tuple(g * n for g, n in zip(groups, local))
     if opencl and any(t > w or t <= w - n for t, w, n in zip(total, want, local)) or not opencl and not indirect and total != want:
       self.report("bad_state", f"{groups} groups of {local} are {want} threads, SP_CS_NDRANGE_1/3/5 say {total}", "ndrange")
-    if opencl and total != want: self.stop("bad_state", f"partial workgroups: {total} threads in groups of {local}, which is not modelled")
-    if any(self.value(r) for r in (0xb992, 0xb994, 0xb996)): self.stop("bad_state", "a global offset (SP_CS_NDRANGE_2/4/6) is not modelled")
+    if opencl and total != want: self.stop("unsupported", f"partial workgroups: {total} threads in groups of {local}, which is not modelled")
+    if any(self.value(r) for r in (0xb992, 0xb994, 0xb996)): self.stop("unsupported", "a global offset (SP_CS_NDRANGE_2/4/6) is not modelled")
     full, half = get("SP_CS_CNTL_0", "FULLREGFOOTPRINT"), get("SP_CS_CNTL_0", "HALFREGFOOTPRINT")
     merged = bool(get("SP_CS_CNTL_0", "MERGEDREGS"))
     if threads > MAX_THREADS: self.stop("limit", f"a workgroup of {local} = {threads} threads, the chip runs {MAX_THREADS}")
@@ -593,7 +594,7 @@ class CommandProcessor:
       self.stop("limit", f"a workgroup of {threads} threads with {full} full and {half} half vec4 registers, {fit} threads fit the register file")
     if get("SP_CS_CNTL_0", "THREADSIZE") != get("SP_CS_WGE_CNTL", "THREADSIZE"):
       self.report("bad_state", "SP_CS_CNTL_0 and SP_CS_WGE_CNTL disagree about THREADSIZE", "threadsize")
-    if get("SP_CS_CNTL_0", "THREADSIZE"): self.stop("bad_state", "waves of 128 fibers (SP_CS_CNTL_0.THREADSIZE) are not modelled")
+    if get("SP_CS_CNTL_0", "THREADSIZE"): self.stop("unsupported", "waves of 128 fibers (SP_CS_CNTL_0.THREADSIZE) are not modelled")
     if get("SP_CS_CNTL_0", "EARLYPREAMBLE"): self.stop("bad_state", "early preambles (SP_CS_CNTL_0) do not exist on a630")
     if (shared := get("SP_CS_CNTL_1", "SHARED_SIZE")) > 31: self.stop("limit", f"{shared + 1} KiB of local memory, the chip has 32")
 
@@ -640,14 +641,16 @@ class CommandProcessor:
     if first % 8 or first >= len(code): self.stop("bad_state", f"SP_CS_PROGRAM_COUNTER_OFFSET = {first:#x} in a program of {len(code)} bytes")
     program = self.program(code[first:], merged, base + first, kernel)
 
+    if ids["WGOFFSETCONSTID"] != ABSENT: self.stop("unsupported", "WGOFFSET in a register (SP_CS_CONST_CONFIG_0) is not modelled")
+    if get("SP_CS_WGE_CNTL", "LINEARLOCALIDREGID") != ABSENT: self.stop("unsupported", "a linear local id (SP_CS_WGE_CNTL) is not modelled")
     from .ir3.native import Dispatch
     d = Dispatch(groups=groups, local=local, consts=self.consts.copy(), const_valid=valid.copy() if gpu.strict.shader else None,
-                 wgid_reg=ids["WGIDCONSTID"], lid_reg=ids["LOCALIDREGID"], wgsize_reg=ids["WGSIZECONSTID"], wgoffset_reg=ids["WGOFFSETCONSTID"],
-                 linear_lid_reg=get("SP_CS_WGE_CNTL", "LINEARLOCALIDREGID"), full_regs=full, half_regs=half,
+                 wgid_reg=ids["WGIDCONSTID"], lid_reg=ids["LOCALIDREGID"], wgsize_reg=ids["WGSIZECONSTID"], full_regs=full, half_regs=half,
                  branchstack=get("SP_CS_CNTL_0", "BRANCHSTACK"), local_bytes=(shared + 1) * 1024 if shared else LOCAL_BYTES, pvt_bytes=pvt,
                  demote=bool(get("SP_MODE_CNTL", "CONSTANT_DEMOTION_ENABLE")), merged_regs=merged, f16_no_inf=bool(get("SP_FLOAT_CNTL", "F16_NO_INF")),
                  textures=self.descriptors("texture", ntex, 0xa9e6, 64), samplers=self.descriptors("sampler", nsamp, 0xa9e2, 16),
-                 uavs=self.descriptors("uav", nuav, 0xa9f2, 64), space=self.space, order=gpu.order, budget=gpu.budget)
+                 uavs=self.descriptors("uav", nuav, 0xa9f2, 64), space=self.space, order=gpu.order, budget=gpu.budget,
+                 strict=gpu.strict.shader, abort=ctypes.c_int32(0))
     return Pending(self.dispatches, program, d, self.loads, self.where(), kernel, code, base)
 
   def unmapped(self, addr: int, size: int) -> MemoryFault | None:
@@ -687,17 +690,19 @@ class CommandProcessor:
 
   def run_dispatch(self, p: Pending) -> None:
     from .gpu import Hang
-    from .ir3.native import ShaderFault
-    job = self.job
+    from .ir3.native import ShaderFault, UnknownInstruction
+    job, abort = self.job, p.dispatch.abort
     assert job is not None
+    self._abort = abort                                 # before the test: abort() sets killed first
     if job.killed: raise Hang(job.killed)
     if self.cp_wrote:
       self.space.mark_stale()
       self.cp_wrote = False
     for load in p.loads: self.verify(load, p)
-    with self.space.running():
-      try: self.gpu.engine.run(p.program, p.dispatch)
-      except ShaderFault as e: self.shader_faults(e, p)
+    try: self.gpu.engine.run(p.program, p.dispatch)
+    except ShaderFault as e: self.shader_faults(e, p)
+    except (UnknownInstruction, ValueError) as e: raise Hang(f"{e}, in kernel {p.kernel}", "unsupported") from None
+    finally: self._abort = None
     if job.killed: raise Hang(job.killed)
 
   def verify(self, load: Load, p: Pending) -> None:
@@ -710,21 +715,30 @@ class CommandProcessor:
   def shader_faults(self, e: Any, p: Pending) -> None:
     """Files what the shader core found: SMMU faults as the kernel would, the rest as violations. Raises Hang for a hang."""
     from .gpu import Hang
+    at: dict[str, Any] = {"kernel": p.kernel, "where": p.where, "dispatch": p.number}
     hang = None
-    for f in getattr(e, "faults", None) or [e]:
-      details = [f"{f.pc * 8:#06x}: {self.disassemble(p, f.pc)}", f"lane {f.lane} of workgroup {tuple(f.workgroup)}" if f.workgroup is not None else f"lane {f.lane}"]
-      if f.kind == "hang": hang = f
-      elif f.kind in ("unmapped", "readonly", "not_resident"):
-        s = self.space.find(f.address)
-        kind = "unmapped" if s is None else "not_resident" if not self.space.resident(s.bo) else "readonly"
-        v = Violation(kind, f"shader {'store' if f.write else 'load'} of {f.size} bytes at {f.address:#x}", kernel=p.kernel, where=p.where, dispatch=p.number,
-                      details=details + [self.space.explain(f.address)])
+    for f in e.all:
+      details = [f"instruction {f.pc} at {p.base + f.pc * 8:#x}: {self.disassemble(p, f.pc)}", f"lane {f.lane} of workgroup {tuple(f.workgroup)}"]
+      what = f"{'store' if f.write else 'load'} of {f.size} bytes at {f.address:#x}"
+      kind = {"stale": "stale_line", "unsettled": "missing_wait", "register_limit": "limit", "call_stack": "limit"}.get(f.kind, f.kind)
+      if kind == "hang": hang = f
+      elif kind in ("unmapped", "readonly", "not_resident"):
+        v = Violation(kind, f"shader {what}", details=details + [self.space.explain(f.address)], **at)
         self.gpu.fault(v, self.job, f.address, f.write, kind == "readonly", "UCHE")
-      elif self.gpu.strict.shader:
-        where = f" at {f.address:#x}" if f.address else ""
-        self.report(f.kind, f"shader {'store' if f.write else 'access'}{where}, instruction {f.pc}", where=p.where, kernel=p.kernel, dispatch=p.number, details=details)
+      elif kind == "limit": raise Hang(f"{f.text}, in kernel {p.kernel}", "limit")
+      else:
+        if kind.startswith("undefined_"): what = f"{REGION[kind]} {self.region_name(kind, f.address)} read before it was written"
+        elif kind in ("stale_line", "missing_wait"): details.append(self.space.explain(f.address))
+        self.report(kind, f"shader {what}", details=details, **at)
     if hang is not None:
-      raise Hang(f"shader at instruction {hang.pc}: {self.disassemble(p, hang.pc)} still running after {self.gpu.budget} instructions of one wave")
+      raise Hang(f"kernel {p.kernel}: a wave of workgroup {tuple(hang.workgroup)} is still at instruction {hang.pc} ({self.disassemble(p, hang.pc)}) after "
+                 f"{self.gpu.budget} instructions")
+
+  @staticmethod
+  def region_name(kind: str, address: int) -> str:
+    if kind == "undefined_const": return f"c{address >> 2}.{'xyzw'[address & 3]}"
+    if kind == "undefined_register": return f"r{address >> 2}.{'xyzw'[address & 3]}"
+    return f"byte {address:#x}"
 
   def disassemble(self, p: Pending, pc: int) -> str:
     word = p.code[pc * 8:pc * 8 + 8]
