@@ -1,0 +1,160 @@
+"""The virtual Adreno 630: an SDM845 whose GPU can be opened through mainline MSM DRM or downstream KGSL, without hardware or root.
+
+    from test.mockgpu import qcom
+    qcom.configure(kernel="6.12", schedule="late")       # a fresh machine; open files of the previous one keep their own
+    node = qcom.open_node("/dev/dri/renderD128", os.O_RDWR)
+    node.ioctl(request, buffer); node.mmap(...); qcom.current().msm.calls
+
+Settings may also come from the environment as one JSON object: QCOM_MOCK='{"kernel": "6.6", "va_size": 268435456}'.
+"""
+from __future__ import annotations
+import collections, dataclasses, errno, json, os, resource, threading, time, weakref
+from collections.abc import Callable
+from typing import Any
+from test.mockgpu.qcom.files import MockFileIOInterface, VirtualFile, exists, ioctl_pointer, listdir, munmap
+from test.mockgpu.qcom.kernel import GpuViolation, Shmem, SyncFiles, error, inode
+
+MSM_NODE, KGSL_NODE, HEAP_NODE, KGSL_SYSFS = "/dev/dri/renderD128", "/dev/kgsl-3d0", "/dev/dma_heap/system", "/sys/class/kgsl/kgsl-3d0/"
+
+@dataclasses.dataclass
+class Config:
+  """Sizes in bytes. `fail` = {ioctl name or "mmap": {n: errno}}: the nth call (from 1; an int, a range or "5-8") fails before it does anything."""
+  kernel: str = "6.12"                                  # MSM profile: see msm.PROFILES
+  chip_id: int = 0x06030002
+  schedule: str | int = "asap"                          # asap | late | seed of a random order
+  execute: bool = True                                  # False: jobs retire without being run (host-cost benchmarks)
+  strict: Any = None                                    # gpu.Strict; None: its defaults
+  private_vm: bool = True                               # False: the shared VM of boards whose firmware does not set the GPU's aperture (cheza)
+  va_size: int = 1 << 32                                # MSM: size of a private VM
+  kgsl_va_size: int = 1 << 32                           # KGSL: size of each of the two windows
+  memory: int | None = None                             # bytes of pages all BOs together may have; None: no limit
+  swap: bool = False                                    # shrink() may evict idle WILLNEED BOs
+  gpu: bool = True                                      # False: firmware missing, no GPU bound
+  kgsl_queue_wait_s: float = 120.0                      # KGSL: how long a full context queue blocks (a kernel: 10 s, but of a faster GPU)
+  hang_s: float = 2.0                                   # a CP that waits longer than this is a hang (a kernel's check takes 1.3 to 3.3 s)
+  preemption: bool = False                              # MSM enable_preemption / KGSL priority levels (4 rings)
+  nodes: tuple[str, ...] = (MSM_NODE, KGSL_NODE, HEAP_NODE)
+  denied: tuple[str, ...] = ()                          # nodes whose open gives EACCES
+  sysfs: dict[str, str] = dataclasses.field(default_factory=dict)      # replaces the content of KGSL sysfs files by name
+  fail: dict[str, dict[Any, int]] = dataclasses.field(default_factory=dict)
+  rd: str | None = None                                 # write a Mesa .rd capture here
+  clock: Callable[[], int] | None = None                # CLOCK_MONOTONIC in ns, injectable
+
+  def injected(self, name: str, n: int) -> int | None:
+    for key, code in self.fail.get(name, {}).items():
+      if isinstance(key, str):
+        lo, _, hi = key.partition("-")
+        key = range(int(lo), int(hi or lo) + 1)
+      if n == key or (isinstance(key, range) and n in key): return code
+    return None
+
+class VirtualMachine:
+  """One booted phone: a GPU, both kernel models, and the descriptors they share. Everything mutable is guarded by `lock`."""
+  def __init__(self, config: Config):
+    from test.mockgpu.qcom import heap, kgsl, msm
+    self.config, self.lock, self.forked = config, threading.RLock(), False
+    self.cond = threading.Condition(self.lock)
+    self.clock = config.clock or time.monotonic_ns
+    self.dmesg: collections.deque[str] = collections.deque(maxlen=1000)
+    self.syncs = SyncFiles()
+    self.dmabufs: dict[tuple[int, int], Shmem] = {}
+    self.jobs_in_flight, self._graveyard, self.pages = 0, list[Shmem](), 0
+    self._gpu: Any = None
+    _machines.add(self)
+    self.msm, self.kgsl, self.heap = msm.MSM(self), kgsl.KGSL(self), heap.DmaHeap(self)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 65536 and soft != hard:                   # every BO holds a memfd, which on a phone would not be a descriptor of the client
+      resource.setrlimit(resource.RLIMIT_NOFILE, (65536 if hard == resource.RLIM_INFINITY else min(hard, 65536), hard))
+
+  @property
+  def gpu(self) -> Any:
+    if self._gpu is None: self._gpu = make_gpu(self.config)
+    return self._gpu
+
+  def log(self, line: str) -> None: self.dmesg.append(f"[{self.clock() / 1e9:12.6f}] {line}")
+
+  def submit(self, job: Any) -> None:
+    self.jobs_in_flight += 1
+    self.gpu.submit(job)
+
+  def retired(self) -> None:
+    """A job left the GPU: wakes waiters, and lets go of memory that was freed while the GPU might still have been reading it. Lock held."""
+    self.jobs_in_flight -= 1
+    if not self.jobs_in_flight:
+      while self._graveyard: self._graveyard.pop().release()
+    self.cond.notify_all()
+
+  def bury(self, mem: Shmem) -> None:
+    """Frees memory whose PTEs are gone already. With the GPU at work the host mapping outlives that work."""
+    if self.dmabufs.get(mem.key()) is mem: del self.dmabufs[mem.key()]
+    if self.jobs_in_flight: self._graveyard.append(mem)
+    else: mem.release()
+
+  def take_pages(self, size: int) -> None:
+    """ENOMEM when the machine's memory limit would be passed."""
+    if self.config.memory is not None and self.pages + size > self.config.memory: raise error(errno.ENOMEM, f"{self.pages} of {self.config.memory} bytes used")
+    self.pages += size
+
+  def export(self, mem: Shmem) -> None:
+    """Makes the memory known as a dma-buf, by the inode that all its descriptors share."""
+    mem.dmabuf = True
+    self.dmabufs.setdefault(mem.key(), mem)
+
+  def dmabuf_of(self, fd: int) -> Shmem:
+    mem = self.dmabufs.get(inode(fd))
+    if mem is None: raise error(errno.EINVAL, f"descriptor {fd} is not a dma-buf")
+    return mem
+
+  def close(self) -> None:
+    """Stops the GPU. Open files stay, their queued work is lost."""
+    if self._gpu is not None: self._gpu.close()
+
+def make_gpu(config: Config) -> Any:
+  from test.mockgpu.qcom.gpu import Strict, VirtualGPU
+  return VirtualGPU(config.chip_id, strict=config.strict if config.strict is not None else Strict(), schedule=config.schedule, execute=config.execute,
+                    hang_wait_s=config.hang_s, rd=config.rd)
+
+_current: VirtualMachine | None = None
+_machines: weakref.WeakSet[VirtualMachine] = weakref.WeakSet()
+
+def configure(**settings: Any) -> VirtualMachine:
+  """Boots a fresh machine with `settings` (fields of Config) over those of the environment, and returns it. TypeError names an unknown setting."""
+  global _current
+  env = os.environ.get("QCOM_MOCK", "")
+  try: base = json.loads(env) if env else {}
+  except ValueError as e: raise ValueError(f"QCOM_MOCK is not a JSON object ({e}); example: QCOM_MOCK='{{\"kernel\": \"6.6\"}}'") from None
+  machine = VirtualMachine(Config(**{**base, **settings}))
+  if _current is not None: _current.close()
+  _current = machine
+  return machine
+
+def current(create: bool = True) -> Any:
+  """The live VirtualMachine; boots one on first use unless create=False."""
+  return configure() if _current is None and create else _current
+
+def _after_fork() -> None:
+  for machine in _machines: machine.forked = True
+os.register_at_fork(after_in_child=_after_fork)
+
+def nodes() -> tuple[str, ...]: return current().config.nodes
+
+def open_node(path: str, flags: int = os.O_RDWR) -> VirtualFile:
+  """Opens a virtual device node. OSError: ENOENT if the machine has no such node, EACCES if configured as denied, EMFILE as the process runs out."""
+  m = current()
+  if path not in m.config.nodes: raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+  if path in m.config.denied: raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+  return VirtualFile(path, {MSM_NODE: m.msm, KGSL_NODE: m.kgsl, HEAP_NODE: m.heap}[path])
+
+class Sysfs:
+  """One attribute file below /sys/class/kgsl/kgsl-3d0."""
+  def __init__(self, machine: VirtualMachine, name: str): self.machine, self.name = machine, name
+  def get(self) -> str: return self.machine.kgsl.attributes()[self.name] + "\n"
+  def set(self, text: str) -> None: self.machine.config.sysfs[self.name] = text.strip()
+
+def sysfs(path: str) -> Sysfs | None:
+  """The virtual attribute file at `path`, or None."""
+  if not path.startswith(KGSL_SYSFS) or KGSL_NODE not in (m:=current()).config.nodes: return None
+  return Sysfs(m, path[len(KGSL_SYSFS):]) if path[len(KGSL_SYSFS):] in m.kgsl.attributes() else None
+
+__all__ = ["Config", "GpuViolation", "MockFileIOInterface", "VirtualFile", "VirtualMachine", "configure", "current", "exists", "ioctl_pointer", "listdir",
+           "munmap", "open_node"]
