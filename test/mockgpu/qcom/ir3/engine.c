@@ -42,7 +42,7 @@ struct run {
   const struct image *tex, *uav; volatile s32 *abort; struct fault *faults; u64 *bb; const s32 *def_init;
   u64 seed, bytes_read, bytes_written; s64 budget;
   u32 nuni, npoison32, npoison16, nsegs, ntex, nuav, nbb, wave_bytes, def_base, ndefs, ndef_init;
-  u32 groups[3], local[3]; s32 lid[3], wgid[3];
+  u32 groups[3], local[3]; s32 ids[13];  // ids: vectors of local id, workgroup id, size, offset (3 each), linear local id; 0 = absent
   u32 local_bytes, pvt_bytes, order, threads, max_faults, nfaults, strict_local, hang;
 };
 
@@ -808,9 +808,12 @@ static void *work(void *arg) {
       if (r->ndefs) memset((char *)w + r->def_base, 0, 8ull * r->ndefs);
       for (u32 i = 0; i < r->ndef_init; i++) DEF(r->def_init[i]) = ~0ull;
       for (u32 i = 0; i < 3; i++) {
-        if (r->lid[i]) memcpy(V32(r->lid[i]), ids + ((u64)v * 3 + i) * WAVE, WAVE * 4);
-        if (r->wgid[i]) fill32(V32(r->wgid[i]), wg[i]);
+        if (r->ids[i]) memcpy(V32(r->ids[i]), ids + ((u64)v * 3 + i) * WAVE, WAVE * 4);
+        if (r->ids[3 + i]) fill32(V32(r->ids[3 + i]), wg[i]);
+        if (r->ids[6 + i]) fill32(V32(r->ids[6 + i]), r->local[i]);
+        if (r->ids[9 + i]) fill32(V32(r->ids[9 + i]), wg[i] * r->local[i]);
       }
+      if (r->ids[12]) for (u32 i = 0; i < WAVE; i++) V32(r->ids[12])[i] = v * WAVE + i;
     }
     for (u32 alive = nw; alive;) {
       for (u32 i = 0; i < nw && !*r->abort; i++) {

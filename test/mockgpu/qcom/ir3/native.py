@@ -2,7 +2,7 @@
 
 The engine is compiled once for all programs and cached by content. `Engine.program` decodes, `Engine.run` launches a grid. Accesses that
 hardware would answer with an SMMU fault read 0 or are dropped, and are reported: `run` finishes the job, then raises the first ShaderFault,
-whose `all` holds the others.
+whose `faults` holds all of them.
 """
 from __future__ import annotations
 import ctypes, hashlib, os, pathlib, re, shlex, subprocess, sys, sysconfig, tempfile, time
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 import numpy as np
 from test.mockgpu.qcom.ir3.decode import Instr, decode_one
-from test.mockgpu.qcom.ir3.isa import REG_NONE, ROUND_EVEN, ROWS, SHARED_FIRST, UnknownInstruction
+from test.mockgpu.qcom.ir3.isa import REG_NONE, ROUND_EVEN, ROWS, SHARED_FIRST, SHARED_LAST, UnknownInstruction
 from test.mockgpu.qcom.ir3.translate import LANES, OP, ROUTINES, UOP, UNI, VECTORS, Code, Translator, reachable
 
 FAULTS = ("unmapped", "not_resident", "readonly", "out_of_bounds", "misaligned", "undefined_register", "undefined_const", "undefined_local",
@@ -24,7 +24,7 @@ class ShaderFault(Exception):
   def __init__(self, kind: str, pc: int = 0, lane: int = 0, workgroup: tuple[int, int, int] = (0, 0, 0), address: int = 0, size: int = 0,
                write: bool = False, text: str = ""):
     self.kind, self.pc, self.lane, self.workgroup, self.address, self.size, self.write, self.text = kind, pc, lane, workgroup, address, size, write, text
-    self.all: list[ShaderFault] = [self]
+    self.faults: list[ShaderFault] = [self]
     super().__init__(f"{kind}: {'write' if write else 'read'} of {size} bytes at {address:#x} by instruction {pc}"
                      f"{f' ({text})' if text else ''}, lane {lane}, workgroup {workgroup}")
 
@@ -42,7 +42,7 @@ class _Run(ctypes.Structure):
   _fields_ = [*((n, ctypes.c_void_p) for n in ("uops", "unis", "consts", "poison", "segs", "tex", "uav", "abort", "faults", "bb", "def_init")),
               *((n, ctypes.c_uint64) for n in ("seed", "bytes_read", "bytes_written")), ("budget", ctypes.c_int64),
               *((n, ctypes.c_uint32) for n in ("nuni", "npoison32", "npoison16", "nsegs", "ntex", "nuav", "nbb", "wave_bytes", "def_base", "ndefs", "ndef_init")),
-              ("groups", ctypes.c_uint32 * 3), ("local", ctypes.c_uint32 * 3), ("lid", ctypes.c_int32 * 3), ("wgid", ctypes.c_int32 * 3),
+              ("groups", ctypes.c_uint32 * 3), ("local", ctypes.c_uint32 * 3), ("ids", ctypes.c_int32 * 13),
               *((n, ctypes.c_uint32) for n in ("local_bytes", "pvt_bytes", "order", "threads", "max_faults", "nfaults", "strict_local", "hang"))]
 
 def texture(desc: bytes, *, swizzle: bool) -> Image:
@@ -66,6 +66,8 @@ class Dispatch:
   wgid_reg: int = SHARED_FIRST
   lid_reg: int = 0
   wgsize_reg: int = REG_NONE
+  wgoffset_reg: int = REG_NONE
+  linear_lid_reg: int = REG_NONE
   full_regs: int = 48
   half_regs: int = 48
   branchstack: int = 0
@@ -100,13 +102,16 @@ class Program:
     self._code: dict[tuple, Code] = {}
     from test.mockgpu.qcom.ir3.translate import steps_of
     regs = [r for i in self.instrs.values() for s in steps_of(i, merged_regs) for r in (*s.reads, *s.writes)]
+    self.uses_local = any(i.name[:3] in ("ldl", "stl") for i in self.instrs.values())
+    self.uses_private = any(i.name[:3] in ("ldp", "stp") for i in self.instrs.values())
     self.max_full = max((n for f, n in regs if f == "r" and n < SHARED_FIRST), default=-1)
     self.max_half = max((n for f, n in regs if f == "h"), default=-1)
 
-  def translated(self, lid: int, wgid: int, strict: bool, cov_round: int, full_regs: int) -> Code:
-    key = (lid, wgid, strict, cov_round, full_regs if any(o.kind == "rgpr" for i in self.instrs.values() for o in i.src) else 0)
+  def translated(self, ids: tuple[int, ...], strict: bool, cov_round: int, full_regs: int) -> Code:
+    """`ids`: registers of local id, workgroup id, size and offset (3 each) and linear local id."""
+    key = (ids, strict, cov_round, full_regs if any(o.kind == "rgpr" for i in self.instrs.values() for o in i.src) else 0)
     if key not in self._code:
-      self._code[key] = Translator(self.instrs, merged=self.merged_regs, lid=lid, wgid=wgid, strict=strict, cov_round=cov_round, full_regs=full_regs).result()
+      self._code[key] = Translator(self.instrs, merged=self.merged_regs, ids=ids, strict=strict, cov_round=cov_round, full_regs=full_regs).result()
     return self._code[key]
 
 # *** building the engine
@@ -186,9 +191,11 @@ class Engine:
     if d.strict:
       for what, used, limit in (("full", prog.max_full, d.full_regs), ("half", prog.max_half, d.half_regs)):
         if used >= limit * 4: raise ShaderFault("register_limit", address=used, text=f"{what} register r{used >> 2} used, footprint is {limit} vec4")
-    code = prog.translated(d.lid_reg, d.wgid_reg, d.strict, self.cov_round, d.full_regs)
+    ids = (d.lid_reg, d.wgid_reg, d.wgsize_reg, d.wgoffset_reg, d.linear_lid_reg)
+    for what, reg in zip(("WGID", "WGSIZE", "WGOFFSET"), ids[1:]):
+      if reg != REG_NONE and not SHARED_FIRST <= reg <= SHARED_LAST - 2: raise ValueError(f"{what} id {reg:#x} is not a shared register (r48-r55)")
+    code = prog.translated(ids, d.strict, self.cov_round, d.full_regs)
     if code.half_consts and not d.demote: raise ValueError("half-width constants without CONSTANT_DEMOTION_ENABLE are not implemented")
-    if d.wgsize_reg != REG_NONE: raise ValueError("WGSIZE in a register is not implemented")
     total, fibers = d.groups[0] * d.groups[1] * d.groups[2], d.local[0] * d.local[1] * d.local[2]
     if not total: return
     if not 0 < fibers <= 1024: raise ValueError(f"workgroup of {fibers} fibers: the A630 takes 1 to 1024")
@@ -203,16 +210,15 @@ class Engine:
     abort = d.abort if d.abort is not None else ctypes.c_int32(0)
     order = {"forward": 0, "reversed": 1}.get(d.order, 2) if isinstance(d.order, str) else 2
     work = total * -(-fibers // 64) * len(code.uops)
-    with d.space.running() as table:
-      segs = np.ascontiguousarray(table)
-      r = _Run(code.uops.ctypes.data, code.unis.ctypes.data, consts.ctypes.data, poison.ctypes.data, segs.ctypes.data, ctypes.addressof(tex),
-               ctypes.addressof(uav), ctypes.addressof(abort), ctypes.addressof(faults), bb.ctypes.data, def_init.ctypes.data,
-               (int(d.order) * 0x9e3779b97f4a7c15 & (1 << 64) - 1) if not isinstance(d.order, str) else 0, 0, 0, d.budget,
-               len(code.unis), len(code.poison32), len(code.poison16), len(segs), len(d.textures), len(d.uavs), code.blocks, code.wave_bytes,
-               code.defs[0], code.defs[1], len(code.def_init),
-               d.groups, d.local, tuple(code.lid), tuple(code.wgid), d.local_bytes, d.pvt_bytes, order, self.threads if work > 4000 else 1,
-               MAX_FAULTS, 0, int(d.strict), 0)
-      if Engine._lib.ir3_run(ctypes.byref(r)): raise MemoryError("the shader engine could not allocate its wave contexts")
+    segs = d.space.table()
+    r = _Run(code.uops.ctypes.data, code.unis.ctypes.data, consts.ctypes.data, poison.ctypes.data, segs.ctypes.data, ctypes.addressof(tex),
+             ctypes.addressof(uav), ctypes.addressof(abort), ctypes.addressof(faults), bb.ctypes.data, def_init.ctypes.data,
+             (int(d.order) * 0x9e3779b97f4a7c15 & (1 << 64) - 1) if not isinstance(d.order, str) else 0, 0, 0, d.budget,
+             len(code.unis), len(code.poison32), len(code.poison16), len(segs), len(d.textures), len(d.uavs), code.blocks, code.wave_bytes,
+             code.defs[0], code.defs[1], len(code.def_init),
+             d.groups, d.local, tuple(code.ids), d.local_bytes if prog.uses_local else 0, d.pvt_bytes if prog.uses_private else 0, order, self.threads if work > 4000 else 1,
+             MAX_FAULTS, 0, int(d.strict), 0)
+    if Engine._lib.ir3_run(ctypes.byref(r)): raise MemoryError("the shader engine could not allocate its wave contexts")
     block, row, per = code.rows
     np.add.at(self.waves, row, bb[block, 0].astype(np.int64) * per)
     np.add.at(self.lanes, row, bb[block, 1].astype(np.int64) * per)
@@ -224,7 +230,7 @@ class Engine:
         if not d.const_valid[c] and bb[b, 0]: found.append(ShaderFault("undefined_const", pc, address=c, size=4, text=str(prog.instrs[pc])))
     if found:
       first = next((f for f in found if f.kind == "hang"), found[0])
-      first.all = found
+      first.faults = found
       raise first
 
   def _fault(self, prog: Program, f: _Fault) -> ShaderFault:

@@ -42,8 +42,7 @@ class Code:
   poison32: list[int]
   poison16: list[int]
   wave_bytes: int
-  lid: list[int]
-  wgid: list[int]
+  ids: list[int]                            # vectors the dispatch fills: local id, workgroup id, size, offset (3 each), linear local id; 0 = absent
   defs: tuple[int, int]                     # offset and number of definedness masks
   def_init: list[int]                       # masks of registers the dispatch fills
   blocks: int
@@ -78,7 +77,7 @@ def steps_of(i: Instr, merged: bool) -> list[Step]:
   return out
 
 class Translator:
-  def __init__(self, instrs: dict[int, Instr], *, merged: bool, lid: int, wgid: int, strict: bool, cov_round: int, full_regs: int = 0):
+  def __init__(self, instrs: dict[int, Instr], *, merged: bool, ids: tuple[int, ...], strict: bool, cov_round: int, full_regs: int = 0):
     self.instrs, self.merged, self.strict, self.cov_round = instrs, merged, strict, cov_round
     self.out: list[tuple] = []
     self.unis: dict[tuple[int, int], int] = {}
@@ -89,7 +88,8 @@ class Translator:
     self.temps: dict[str, list[int]] = {"r": [], "h": []}
     self.used = {"r": 0, "h": 0}
     self.block = -1
-    self.fill = {("r", reg + k) for reg in (lid, wgid) if reg != REG_NONE for k in range(3)}
+    wanted: list[Reg | None] = [("r", reg + k) if reg != REG_NONE else None for reg, n in zip(ids, (3, 3, 3, 3, 1)) for k in range(n)]
+    self.fill = {r for r in wanted if r}
     self.steps = {pc: steps_of(i, merged) for pc, i in instrs.items()}
     self.relative = {"h" if o.half and not merged else "r" for i in instrs.values() for o in (*i.src, *((i.dst,) if i.dst else ())) if o.kind == "rgpr"}
     self.limit = {"r": full_regs * 4, "h": full_regs * 4}
@@ -97,8 +97,7 @@ class Translator:
     self._flow()
     self._prove()
     self._emit_all()
-    self.lid = [self.slots.get(("r", lid + k), 0) if lid != REG_NONE else 0 for k in range(3)]
-    self.wgid = [self.slots.get(("r", wgid + k), 0) if wgid != REG_NONE else 0 for k in range(3)]
+    self.ids = [self.slots[r] if r else 0 for r in wanted]
 
   # *** registers
 
@@ -448,7 +447,7 @@ class Translator:
     rows = np.array(self.rows, np.int64).reshape(-1, 3)
     unis = np.array([(off, kind, val) for (kind, val), off in self.unis.items()], UNI)
     return Code(self.code, unis, [self.slots[r] for r in sorted(self.poison) if r[0] == "r"], [self.slots[r] for r in sorted(self.poison) if r[0] == "h"],
-                -(-self.top // 4096) * 4096, self.lid, self.wgid, (self.def_base, len(self.tracked)),
+                -(-self.top // 4096) * 4096, self.ids, (self.def_base, len(self.tracked)),
                 [self._mask(r) for r in self.fill if r in self.tracked], len(self.leaders), (rows[:, 0], rows[:, 1], rows[:, 2]),
                 [(c, pc, b) for c, (pc, b) in self.consts.items()], self.half_consts, len(self.check))
 
