@@ -1,0 +1,617 @@
+from __future__ import annotations
+import ctypes, functools, itertools, math, os, struct, sys, time, weakref
+assert sys.platform != 'win32'
+from dataclasses import replace
+from typing import Any, Sequence, cast
+from tinygrad.device import Buffer, BufferSpec, Device, Program, TinyELF
+from tinygrad.dtype import DType, dtypes
+from tinygrad.helpers import IMAGE, ceildiv, cpu_profile, dedup, from_mv, getenv, is_image_shape, mv_address, next_power2, prod, round_up, to_mv
+from tinygrad.renderer import Estimates
+from tinygrad.renderer.nir import IR3Renderer
+from tinygrad.runtime.autogen import mesa
+from tinygrad.runtime.support.hcq import HCQBuffer
+from tinygrad.runtime.support.hcq2 import HCQ2Compiled, HCQAllocator, HCQInfo, get_submit, make_binary_patch, make_buf, make_call, make_patches, make_submit
+from tinygrad.runtime.support.memory import TLSFAllocator
+from tinygrad.runtime.support.qcom_iface import BATCH, QCOMError, QCOMIface, ifaces
+from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat, sint
+from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime
+
+BUFTYPE_TEX, BUFTYPE_IBO = 1, 2
+
+# *****************
+# 1. PM4 and register fields
+
+def field(name:str, val:Any) -> Any:
+  """`val` in the place of register field `name`. The register database's unit is the caller's business: raises ValueError for what does not fit."""
+  mask, shift = getattr(mesa, f"{name}__MASK"), getattr(mesa, f"{name}__SHIFT")
+  if isinstance(val, UOp): return val.cast(dtypes.uint32) << shift if shift else val.cast(dtypes.uint32)
+  if val < 0 or (val << shift) & ~mask: raise ValueError(f"{val} does not fit register field {name} ({(mask >> shift).bit_length()} bits)")
+  return val << shift
+
+def reg(name:str, **fields) -> Any:
+  """Value of register or packet dword `name` from its fields: ints in the field's unit, bools for one-bit flags."""
+  vals = [(getattr(mesa, f"{name}_{k.upper()}") if v else 0) if isinstance(v, bool) else field(f"{name}_{k.upper()}", v) for k,v in fields.items()]
+  return functools.reduce(lambda a,b: a + b, vals, 0)
+
+def parity(val:int) -> int: return 1 ^ (val.bit_count() & 1)
+def pkt7_hdr(opcode:int, cnt:int) -> int: return mesa.CP_TYPE7_PKT | cnt & 0x3FFF | parity(cnt) << 15 | (opcode & 0x7F) << 16 | parity(opcode) << 23
+def pkt4_hdr(regno:int, cnt:int) -> int: return mesa.CP_TYPE4_PKT | cnt & 0x7F | parity(cnt) << 7 | (regno & 0x3FFFF) << 8 | parity(regno) << 27
+def ctz(v:int) -> int: return (v & -v).bit_length() - 1
+
+class Addr:
+  """A GPU address in a stream or in arguments: `buf` (a UOp, None for the arena that holds both) plus an offset in bytes."""
+  def __init__(self, buf:UOp|None, offset:int=0): self.buf, self.offset = buf, offset
+
+class Stream:
+  """Dwords of a command stream or of kernel arguments. An entry is an int, a uint32 UOp known when the batch runs, or an Addr, which fills two dwords."""
+  def __init__(self): self.words:list[Any] = []
+  def q(self, *vals):
+    for v in vals: self.words += [v, None] if isinstance(v, Addr) else [v]
+  def cmd(self, opcode:int, *vals): self.q(pkt7_hdr(opcode, sum(1 + isinstance(v, Addr) for v in vals)), *vals)
+  def reg(self, regno:int, *vals): self.q(pkt4_hdr(regno, sum(1 + isinstance(v, Addr) for v in vals)), *vals)
+  def load_state(self, typ:int, block:int, units:int, addr:Addr):
+    self.cmd(mesa.CP_LOAD_STATE6_FRAG, reg("CP_LOAD_STATE6_0", state_type=typ, state_src=mesa.SS6_INDIRECT, state_block=block, num_unit=units), addr)
+
+  # CPU writes become visible to shaders: UCHE may hold lines from before
+  def invalidate(self):
+    self.cmd(mesa.CP_EVENT_WRITE, mesa.CACHE_INVALIDATE)
+    self.cmd(mesa.CP_WAIT_FOR_IDLE)
+  # the GPU's writes reach memory, then `value` does
+  def signal(self, addr:Addr, value:int=0):
+    self.cmd(mesa.CP_WAIT_FOR_IDLE)
+    self.cmd(mesa.CP_EVENT_WRITE, reg("CP_EVENT_WRITE_0", event=mesa.CACHE_FLUSH_TS), addr, value)
+  def timestamp(self, addr:Addr):
+    self.cmd(mesa.CP_WAIT_FOR_IDLE)
+    self.cmd(mesa.CP_REG_TO_MEM, reg("CP_REG_TO_MEM_0", reg=mesa.REG_A6XX_CP_ALWAYS_ON_COUNTER, cnt=2, _64b=True), addr)
+
+  # state that compute depends on and that another client of the GPU may have left different. a630 values: Mesa freedreno_devices.py
+  SP_FLOAT_CNTL = 0xae04
+  def context_state(self, border_color:Addr):
+    for r,v in ((mesa.REG_A6XX_SP_CHICKEN_BITS, 0x1430), (mesa.REG_A6XX_SP_DBG_ECO_CNTL, 0), (self.SP_FLOAT_CNTL, 0),
+                (mesa.REG_A6XX_TPL1_DBG_ECO_CNTL, 0x108000), (mesa.REG_A6XX_HLSQ_DBG_ECO_CNTL, 0x80000), (mesa.REG_A6XX_UCHE_CLIENT_PF, 4),
+                (mesa.REG_A6XX_UCHE_UNKNOWN_0E12, 0x10000001), (mesa.REG_A6XX_HLSQ_SHARED_CONSTS, 0), (mesa.REG_A6XX_SP_CS_BOOLEAN_CF_MASK, 0)): self.reg(r, v)
+    self.reg(mesa.REG_A6XX_SP_PERFCTR_SHADER_MASK, reg("A6XX_SP_PERFCTR_SHADER_MASK", cs=True))
+    self.reg(mesa.REG_A6XX_TPL1_CS_BORDER_COLOR_BASE, border_color)
+
+  def dispatch(self, prg:QCOMProgram, code:Addr, args:Addr, scratch:Addr|None, global_size:Sequence[sint|float], local_size:Sequence[sint]):
+    """One launch: `global_size` counts workgroups, `local_size` threads of each. `args` points at prg.consts_bytes of constants, then descriptors."""
+    def whole(x): return math.ceil(x) if isinstance(x, float) else x
+    if prg.NIR and any(isinstance(g, float) and not g.is_integer() for g in global_size): raise RuntimeError(f"partial workgroups: {global_size=}")
+    groups, threads = [whole(g) for g in global_size], [whole(g * l) for g,l in zip(global_size, local_size)]
+    prg.check_launch(groups, local_size)
+
+    self.cmd(mesa.CP_SET_MARKER, reg("A6XX_CP_SET_MARKER_0", mode=mesa.RM6_COMPUTE))
+    self.reg(mesa.REG_A6XX_SP_UPDATE_CNTL, reg("A6XX_SP_UPDATE_CNTL", cs_state=True, cs_uav=True))
+    self.reg(mesa.REG_A6XX_SP_UPDATE_CNTL, 0)
+    self.reg(mesa.REG_A6XX_SP_CS_TSIZE, prg.tex_cnt)
+    self.reg(mesa.REG_A6XX_SP_CS_USIZE, prg.ibo_cnt)
+    isam = mesa.ISAMMODE_GL if prg.NIR else mesa.ISAMMODE_CL
+    self.reg(mesa.REG_A6XX_SP_MODE_CNTL, reg("A6XX_SP_MODE_CNTL", isammode=isam, constant_demotion_enable=prg.NIR))
+    self.reg(mesa.REG_A6XX_TPL1_MODE_CNTL, reg("A6XX_TPL1_MODE_CNTL", isammode=isam))
+    self.cmd(mesa.CP_WAIT_FOR_IDLE) # the dispatch before this one has finished, its state and its UCHE writes may be used
+
+    wge = reg("A6XX_SP_CS_WGE_CNTL", linearlocalidregid=0xfc, threadsize=mesa.THREAD64)
+    ids = reg("A6XX_SP_CS_CONST_CONFIG_0", wgidconstid=prg.wgid, wgsizeconstid=prg.wgsz, wgoffsetconstid=0xfc if prg.NIR else prg.wgoff, localidregid=prg.lid)
+    self.reg(mesa.REG_A6XX_SP_CS_NDRANGE_0,
+             reg("A6XX_SP_CS_NDRANGE_0", kerneldim=3, **{f"localsize{d}": l - 1 for d,l in zip("xyz", local_size)}),
+             *itertools.chain(*((u32(t), 0) for t in threads)), ids, wge, *map(u32, groups))
+    self.reg(mesa.REG_A6XX_SP_CS_CNTL_0,
+             reg("A6XX_SP_CS_CNTL_0", threadsize=mesa.THREAD64, halfregfootprint=prg.hregs, fullregfootprint=prg.fregs, branchstack=prg.brnchstck),
+             reg("A6XX_SP_CS_CNTL_1", constantrammode=mesa.CONSTLEN_256, shared_size=prg.shared_size), 0, prg.prg_offset, code,
+             reg("A6XX_SP_CS_PVT_MEM_PARAM", memsizeperitem=prg.pvtmem_per_item), *((scratch,) if scratch is not None else (0, 0)),
+             reg("A6XX_SP_CS_PVT_MEM_SIZE", totalpvtmemsize=prg.pvtmem_total))
+    self.load_state(mesa.ST_CONSTANTS, mesa.SB6_CS_SHADER, prg.consts_bytes // 16, args)
+    self.load_state(mesa.ST_SHADER, mesa.SB6_CS_SHADER, min(prg.instrlen, 64), code) # a preload, as much as the instruction cache has groups
+    # a register count of 4 vec4 and an offset in 2 KiB: the tables generated from the register database lose these units
+    self.reg(mesa.REG_A6XX_SP_REG_PROG_ID_0, 0xfcfcfcfc, 0xfcfcfcfc, 0xfcfcfcfc, 0xfc,
+             reg("A6XX_SP_CS_CONST_CONFIG", constlen=ceildiv(prg.consts_bytes, 64), enabled=True))
+    self.reg(mesa.REG_A6XX_SP_CS_PVT_MEM_STACK_OFFSET, reg("A6XX_SP_CS_PVT_MEM_STACK_OFFSET", offset=prg.stack_offset // 2048))
+    if prg.instrlen > 64: # hangs without, Mesa issue 5892
+      self.reg(mesa.REG_A6XX_SP_PS_INSTR_SIZE, prg.instrlen)
+      self.cmd(mesa.CP_EVENT_WRITE, mesa.LABEL)
+    self.reg(mesa.REG_A6XX_SP_CS_INSTR_SIZE, prg.instrlen) # groups of 16 instructions
+
+    def part(off:int) -> Addr: return Addr(args.buf, args.offset + off)
+    if prg.samp_cnt:
+      self.load_state(mesa.ST_SHADER, mesa.SB6_CS_TEX, prg.samp_cnt, part(prg.samp_off))
+      self.reg(mesa.REG_A6XX_SP_CS_SAMPLER_BASE, part(prg.samp_off))
+    if prg.tex_cnt:
+      self.load_state(mesa.ST_CONSTANTS, mesa.SB6_CS_TEX, min(16, prg.tex_cnt), part(prg.tex_off))
+      self.reg(mesa.REG_A6XX_SP_CS_TEXMEMOBJ_BASE, part(prg.tex_off))
+    if prg.ibo_cnt:
+      self.load_state(mesa.ST6_UAV, mesa.SB6_CS_SHADER, prg.ibo_cnt, part(prg.ibo_off))
+      self.reg(mesa.REG_A6XX_SP_CS_UAV_BASE, part(prg.ibo_off))
+    self.reg(mesa.REG_A6XX_SP_CS_CONFIG, reg("A6XX_SP_CS_CONFIG", enabled=True, nsamp=prg.samp_cnt, ntex=prg.tex_cnt, nuav=prg.ibo_cnt))
+    if prg.NIR: self.cmd(mesa.CP_EXEC_CS, 0, *map(u32, groups))
+    else: self.cmd(mesa.CP_RUN_OPENCL, 0)
+
+def u32(x:sint) -> Any: return x.cast(dtypes.uint32) if isinstance(x, UOp) else int(x)
+
+# *****************
+# 2. programs
+
+class QCOMProgram(Program['QCOMDevice']):
+  """What a compiled kernel needs to be launched. Sizes in bytes unless the name says otherwise; register counts and descriptor counts as numbers."""
+  def __init__(self, dev:QCOMDevice, obj:TinyELF):
+    self.dev, self.name, self.signature = dev, obj.name, obj.signature
+    self.NIR = isinstance(dev.renderer, IR3Renderer)
+    (self._parse_ir3 if self.NIR else self._parse_cl)(obj.lib)
+    self.pvtmem_per_item = ceildiv(self.pvtmem, 512)                    # in 512 bytes
+    self.pvtmem_total = self.pvtmem_per_item * 512 * 128 * 16 // 4096   # of one SP, in 4 KiB: 128 fibers of 16 waves
+    self.scratch_bytes = self.pvtmem_total * 4096 * 2                   # 2 SPs
+    self.stack_offset = round_up(next_power2(round_up(self.pvtmem, 512)) * 128 * 16, 0x1000) if self.pvtmem else 0
+    self.shared_size = max(1, (self.shmem - 1) // 1024)                 # in 1 KiB, minus one
+    self.max_threads = min(1024, ((384 * 32) // (max(1, (self.fregs + round_up(self.hregs, 2) // 2)) * 128)) * 128)
+    if self.shmem > 32 << 10: raise RuntimeError(f"{self.name} needs {self.shmem} bytes of local memory, an Adreno 630 has 32768")
+    if self.consts_bytes > 256 * 16: raise RuntimeError(f"{self.name} needs {self.consts_bytes} bytes of constants, an Adreno 630 has 4096")
+
+  def check_launch(self, groups:Sequence[sint], local_size:Sequence[sint]):
+    if any(isinstance(l, UOp) for l in local_size): raise RuntimeError(f"{self.name}: the workgroup's size must be known when it is encoded: {local_size}")
+    if prod(local_size) > self.max_threads:
+      raise RuntimeError(f"Too many resources requested for launch: {self.name} can have {self.max_threads} threads in a workgroup, not {local_size}")
+    if any(l > 1024 for l in local_size) or any(not isinstance(g, UOp) and g * l >= 1 << 32 for g,l in zip(groups, local_size)):
+      raise RuntimeError(f"Invalid global/local dims {tuple(groups)}, {tuple(local_size)}")
+
+  def _parse_ir3(self, lib:bytes):
+    from tinygrad.runtime.support.compiler_mesa import IR3Compiler
+    v, cs, imm_vals, self.image = IR3Compiler.unpack_lib(lib)
+    self.prg_offset, self.brnchstck, self.pvtmem, self.shmem, self.instrlen = 0, v.branchstack, v.pvtmem_size, v.shared_size, v.instrlen
+    params = cs.allocs.consts[mesa.IR3_CONST_ALLOC_DRIVER_PARAMS]
+    self.wgsz, self.wgoff = params.offset_vec4 * 4 + 8 if params.size_vec4 else 0xfc, 0xfc # the workgroup's size is in this constant
+    self.wgid, self.lid = v.cs.work_group_id, v.cs.local_invocation_id
+    self.fregs, self.hregs = v.info.max_reg + 1, v.info.max_half_reg + 1
+    self.buf_off, imm_off = cs.ubo_state.range[0].offset, cs.allocs.max_const_offset_vec4 * 16
+    self.consts = [(imm_off, imm_vals)]
+    self.consts_bytes = round_up(max(v.constlen * 16, imm_off + len(imm_vals), 16), 64)
+    # a texture and a sampler for each image that is read, then the images that are written
+    self.samp_cnt, self.tex_cnt, self.ibo_cnt = (nt:=v.image_mapping.num_tex), nt, v.num_uavs - nt
+    self.tex_to_image = list(v.image_mapping.tex_to_image[:nt])
+    self.nsamplers = self.samp_cnt
+    self.tex_off, self.ibo_off, self.samp_off = (c:=self.consts_bytes), c + 64 * self.tex_cnt, c + 64 * (self.tex_cnt + self.ibo_cnt)
+
+  def _parse_cl(self, lib:bytes):
+    """The vendor OpenCL compiler's container: the offsets of its tables are at fixed places."""
+    def u32_at(off:int) -> int: return struct.unpack_from("<I", lib, off)[0]
+    size, start, desc = u32_at(0x100), u32_at(0xc0), u32_at(0x110)
+    self.image, self.instrlen = lib[start:start+size], ceildiv(size, 128)
+    self.prg_offset, self.brnchstck, self.pvtmem, self.shmem = u32_at(desc+0xc4), u32_at(desc+0x108) // 2, u32_at(desc+0xc8), u32_at(desc+0xd8)
+    self.wgid, self.wgsz, self.wgoff, self.lid = 0xcf, 0xc0, 0xcc, 0
+    self.fregs, self.hregs = u32_at((regs:=u32_at(0x34)) + 0x14), u32_at(regs + 0x18)
+    if (nsamp:=u32_at(desc+0xdc)) > 1: raise RuntimeError(f"{self.name} declares {nsamp} samplers, 1 is supported")
+    self.samp_cnt, self.nsamplers = (2, 2) if nsamp else (0, 0)
+    pos, args = round_up(desc + 0x158 + len(self.name), 4) + 8 * nsamp, []
+    while pos + 32 <= len(lib) and (length:=u32_at(pos)):
+      args.append((u32_at(pos+12) * 4, u32_at(pos+28)))
+      pos += length
+    self.buf_offs = [off for off,typ in args if typ not in (BUFTYPE_TEX, BUFTYPE_IBO)]
+    self.tex_cnt, self.ibo_cnt = (sum(typ == t for _,typ in args) for t in (BUFTYPE_TEX, BUFTYPE_IBO))
+    self.tex_to_image = list(range(self.tex_cnt))
+    self.consts_bytes, self.consts = 2048, []
+    if u32_at(0xb0):
+      for p in range(u32_at(0xac), start - 39, 40): self.consts.append((u32_at(p+16) * (sz:=2 << u32_at(p+24)), u32_at(p).to_bytes(4, "little")[:sz]))
+    self.ibo_off, self.tex_off, self.samp_off = 2048, 2048 + 64 * self.ibo_cnt, 2048 + 64 * (self.tex_cnt + self.ibo_cnt)
+
+  @property
+  def args_bytes(self) -> int: return self.consts_bytes + 64 * (self.tex_cnt + self.ibo_cnt) + 16 * self.nsamplers
+
+  def arguments(self, bufs:Sequence[Addr], vals:Sequence[Any], local_size:Sequence[int]) -> Stream:
+    """Constants and descriptors of one launch, args_bytes long. `bufs` and `vals` as in the signature: buffers first, then variables."""
+    data, values = bytearray(self.args_bytes), list[tuple[int, Any]]()
+    for off,val in self.consts: data[off:off+len(val)] = val
+    if self.wgsz != 0xfc and self.NIR: struct.pack_into("<III", data, self.wgsz * 4, *local_size)
+    sig = [(bufs[slot], dt, shape) for _,slot,dt,shape in self.signature[:len(bufs)]]
+    ubos, imgs = [b for b,_,shape in sig if not is_image_shape(shape)], [x for x in sig if is_image_shape(x[2])]
+    val_sig = self.signature[len(bufs):]
+    if self.NIR:
+      values += [(self.buf_off + 8*i, b) for i,b in enumerate(ubos)]
+      offs = [self.buf_off + o for o,_ in TinyELF.iter_sig(val_sig, len(ubos) * 8)]
+    else:
+      values += list(zip(self.buf_offs, ubos))
+      offs = self.buf_offs[len(ubos):]
+    for off,(_,_,dt,_),v in zip(offs, val_sig, vals):
+      if isinstance(v, UOp): values.append((off, v.cast(dt)))
+      else: struct.pack_into(f"<{dt.fmt}", data, off, v)
+    for i in range(self.tex_cnt): values.append(self._image(data, self.tex_off + 64*i, *imgs[self.ibo_cnt + self.tex_to_image[i]], tex=True))
+    for i in range(self.ibo_cnt): values.append(self._image(data, self.ibo_off + 64*i, *imgs[i], tex=False))
+    for i in range(self.nsamplers if self.NIR else min(self.nsamplers, 1)):
+      c = mesa.A6XX_TEX_CLAMP_TO_BORDER
+      struct.pack_into("<II", data, self.samp_off + 16*i, reg("A6XX_TEX_SAMP_0", wrap_s=c, wrap_t=c, wrap_r=c),
+                       reg("A6XX_TEX_SAMP_1", unnorm_coords=True, cubemapseamlessfiltoff=True))
+    ret = Stream()
+    ret.words = list(struct.unpack(f"<{len(data)//4}I", data))
+    for off,v in values:
+      if isinstance(v, Addr): ret.words[off//4:off//4+2] = [v, None]
+      else: ret.words[off//4] = (off % 4, v)
+    return ret
+
+  def _image(self, data:bytearray, off:int, buf:Addr, dt:DType, shape:tuple, tex:bool) -> tuple[int, Addr]:
+    pitch, fmt = shape[1] * 4 * dt.itemsize, mesa.FMT6_32_32_32_32_FLOAT if dt.itemsize == 4 else mesa.FMT6_16_16_16_16_FLOAT
+    if pitch % 64: raise RuntimeError(f"{self.name}: an image row of {pitch} bytes is not a multiple of 64")
+    swiz = {"swiz_x": 0, "swiz_y": 1, "swiz_z": 2, "swiz_w": 3} if tex else {}
+    struct.pack_into("<3I", data, off, reg("A6XX_TEX_CONST_0", fmt=fmt, **swiz) | (8 if tex else 0), reg("A6XX_TEX_CONST_1", width=shape[1], height=shape[0]),
+                     reg("A6XX_TEX_CONST_2", type=mesa.A6XX_TEX_2D, pitch=pitch, pitchalign=ctz(pitch)-6))
+    struct.pack_into("<2I", data, off + 24, reg("A6XX_TEX_CONST_6", plane_pitch=0x400000), 13)
+    return off + 16, buf
+
+  def __call__(self, *bufs:HCQBuffer, global_size:tuple[int|float,int|float,int|float]=(1,1,1), local_size:tuple[int,int,int]=(1,1,1),
+               vals:tuple[int|None, ...]=(), wait=False, timeout:int|None=None) -> float|None:
+    """Launches outside of a batch and waits for it, which only the search for a workgroup size does. Returns seconds."""
+    ts, scratch = [self.dev.signal(f"launch_{n}") for n in ("start", "end")], self.dev.scratch(self.scratch_bytes) if self.scratch_bytes else None
+    enc = Encoder(lambda b: (int(b.va_addr), None))
+    enc.launch(self, Addr(self.code._buf), [Addr(b) for b in bufs], vals, global_size, local_size, Addr(scratch._buf) if scratch else None, [Addr(t._buf) for t in ts])
+    self.dev.run_encoder(enc.finish(Addr(self.dev.signal("timeline")._buf)), self.name)
+    self.dev.synchronize(timeout)
+    st, en = (t._buf.cpu_view().view(fmt='Q')[0] for t in ts)
+    return (en - st) / self.dev.timestamp_divider / 1e6
+
+  @functools.cached_property
+  def code(self) -> Buffer: return self.dev.gpu_bytes(self.image)
+
+# *****************
+# 3. batches: one submission of everything between two points where the host takes part
+
+# Estimated GPU time of one submit, in ms, at about half of what an Adreno 630 peaks at. A display shares the ring and gets its turn between submits.
+SUBMIT_BUDGET_MS, EST_GFLOPS, EST_GBPS = 8.0, 300.0, 20.0
+
+def estimate_ms(est:Estimates) -> float:
+  return max(est.ops / (EST_GFLOPS * 1e6), est.mem / (EST_GBPS * 1e6)) if isinstance(est.ops, int) and isinstance(est.mem, int) else 0.0
+
+class Encoder:
+  """
+  Lays out an arena (arguments and IBs of a batch, in GPU memory) and the tables that the submitter in qcom_iface reads (in CPU memory).
+  The same set of references patches addresses into the arena and becomes the buffer list: `refs` is filled by nothing but Addr.
+  `resolve(buf)` gives an address (int or link-time UOp) and, for an input that changes from run to run, its index among the inputs.
+  """
+  def __init__(self, resolve):
+    self.resolve, self.arena, self.values = resolve, bytearray(256), list[tuple[int, Any]]() # the first 256 bytes stay zero: border colours
+    self.refs, self.flags, self.patches, self.segs, self.used = {None: 0}, [0], list[tuple[int, int, int]](), list[tuple[int, int, list[int]]](), [0]
+    self.ib, self.cost, self.written = Stream(), 0.0, set[Any]()
+    self.begin()
+
+  def begin(self):
+    self.ib.invalidate()
+    self.ib.context_state(Addr(None, 0))
+
+  def place(self, s:Stream, align:int) -> int:
+    off = round_up(len(self.arena), align)
+    self.arena += bytes(off - len(self.arena)) + bytes(4 * len(s.words))
+    for o,w in zip(range(off, len(self.arena), 4), s.words):
+      if isinstance(w, Addr):
+        if (idx:=self.refs.setdefault(w.buf, len(self.refs))) == len(self.flags): self.flags.append(0)
+        self.patches.append((o, idx, w.offset))
+        self.used.append(idx)
+      elif isinstance(w, tuple): self.values.append((o + w[0], w[1]))
+      elif isinstance(w, UOp): self.values.append((o, w))
+      elif w is not None: struct.pack_into("<I", self.arena, o, w)
+    return off
+
+  def split(self):
+    if len(self.segs) or len(self.ib.words): self.segs.append((off:=self.place(self.ib, 64), len(self.arena) - off, dedup(self.used)))
+    self.ib, self.cost, self.used = Stream(), 0.0, [0]
+
+  def launch(self, prg:QCOMProgram, code:Addr, bufs:list[Addr], vals, global_size, local_size, scratch:Addr|None=None, ts:list[Addr]=[], cost:float=0.0,
+             outs:Sequence[int]=(), ins:Sequence[int]=()):
+    if self.cost and self.cost + cost > SUBMIT_BUDGET_MS:
+      self.split()
+      self.begin()
+    self.cost += cost
+    if ts: self.ib.timestamp(ts[0])
+    args = Addr(None, self.place(prg.arguments(bufs, vals, local_size), 64))
+    self.ib.dispatch(prg, code, args, scratch, global_size, local_size)
+    if ts: self.ib.timestamp(ts[1])
+    for idxs,flag in ((ins, 1), (outs, 2)):
+      for i in idxs:
+        if flag == 1 and bufs[i].buf in self.written: continue
+        self.flags[self.refs[bufs[i].buf]] |= flag
+        if flag == 2: self.written.add(bufs[i].buf)
+
+  def finish(self, timeline:Addr) -> Encoder:
+    self.ib.signal(timeline)
+    self.split()
+    self.timeline_dst = sum(self.segs[-1][:2]) - 4
+    return self
+
+  def tables(self) -> tuple[bytes, dict[str, int], list[tuple[int, Any]]]:
+    """Contents of the tables, the fields of the batch in them (offsets for pointers), and the addresses to be written into `refs` once known."""
+    resolved = [(0, None) if b is None else self.resolve(b) for b in self.refs]
+    refs = b"".join(struct.pack("<QII", 0, slot or 0, f | (4 if slot is not None else 0)) for f,(_,slot) in zip(self.flags, resolved))
+    patches = sorted(self.patches, key=lambda p: resolved[p[1]][1] is not None)
+    nstatic = sum(resolved[p[1]][1] is None for p in patches)
+    offs = list(itertools.accumulate([len(refs), 24 * len(patches), 32 * len(self.segs)]))
+    firsts = itertools.accumulate((len(r) for _,_,r in self.segs), initial=0)
+    blob = refs + b"".join(struct.pack("<QIIQ", o, i, 0, a) for o,i,a in patches) + \
+      b"".join(struct.pack("<4Q", o, sz, first, len(r)) for first,(o,sz,r) in zip(firsts, self.segs)) + b"".join(struct.pack("<I", i) for _,_,r in self.segs for i in r)
+    fields = {"refs": 0, "nrefs": len(self.refs), "patches": offs[0], "nstatic": nstatic, "npatches": len(patches), "segs": offs[1], "nsegs": len(self.segs),
+              "segrefs": offs[2], "timeline_dst": self.timeline_dst}
+    return blob + bytes(-len(blob) % 8), fields, [(16 * i, addr) for i,(addr,slot) in enumerate(resolved) if slot is None and i]
+
+LAST, NREFS, TABLE_POINTERS = BATCH.index("last"), BATCH.index("nrefs"), ("refs", "patches", "segs", "segrefs")
+
+def view_base(u:UOp) -> tuple[UOp, int]:
+  """The buffer under a contiguous view, and the view's offset in bytes."""
+  if u.op is Ops.AFTER or u.op is Ops.BITCAST: return view_base(u.src[0])
+  if u.op is not Ops.SHRINK: return u, 0
+  base, off = view_base(u.src[0])
+  return base, off + u.src[1].val * u.dtype.itemsize
+
+@functools.cache
+def code_placeholder(image:bytes, devs:tuple[str, ...]) -> UOp:
+  code = UOp.placeholder((len(image) // 4,), dtypes.uint32, next(UOp.unique_num), device=devs).rtag("program")
+  return code.after(make_binary_patch(code, image))
+
+programs:weakref.WeakKeyDictionary[UOp, QCOMProgram] = weakref.WeakKeyDictionary()
+def get_program(dev:QCOMDevice, prg:UOp) -> QCOMProgram:
+  if (ret:=programs.get(prg)) is None: ret = programs[prg] = QCOMProgram(dev, prg.to_elf())
+  return ret
+
+def schedule_batch(batch:list[tuple[UOp, tuple[str, ...]]], profile:bool) -> list[UOp]:
+  """A batch is one call: it waits for its own previous run, patches, submits, and signals the device's timeline."""
+  devs, cmds, kerns = batch[0][1], [], []
+  if len(devs) > 1: raise RuntimeError(f"a kernel over several QCOM devices ({', '.join(devs)}) is not supported: buffers belong to one open device")
+  for call,_ in batch:
+    name, info = get_call_name(call, get_call_arg_uops(call)), HCQInfo(devs, estimate_uop(call))
+    slots = tuple(next(UOp.unique_num) for _ in range(2)) if profile else ()
+    ts = [UOp(Ops.INS, arg="timestamp", src=(make_buf(devs, s),)) for s in slots]
+    cmds += [*ts[:1], call, *ts[1:]]
+    kerns.append((devs, make_call(name, call.src[0], info), slots))
+  est = sum((k.arg.aux.estimates for _,k,_ in kerns), start=Estimates()).simplify()
+  return [make_call(f"submit {len(batch)} kernels: {kerns[0][1].arg.name}{' ..' if len(batch) > 1 else ''}",
+                    make_submit(*cmds, devs=devs, queue="COMPUTE:0").sink(), HCQInfo(devs, est, kernels=tuple(kerns)))]
+
+def encode_batch(call:UOp) -> UOp|None:
+  if not any(u.op is Ops.CUSTOM_FUNCTION and u.arg == "submit_cmdbuf" for u in call.src[0].src[0].src): return None # encoded already
+  lin = get_submit(call).src[0]
+  devs, dev = lin.arg[0], cast(QCOMDevice, Device[lin.arg[0][0]])
+  args = [view_base(b)[0] for c in lin.src if c.op is Ops.CALL for b in get_call_arg_uops(c)]
+  inputs = {slot:i for i,slot in enumerate(sorted(dedup([b.arg.slot for b in args if b.op is Ops.PARAM and b.tag is None])))}
+
+  enc = Encoder(lambda b: (None, inputs[b.arg.slot]) if b.op is Ops.PARAM and b.tag is None else (b.getaddr(devs), None))
+  for i,c in enumerate(lin.src):
+    if c.op is not Ops.CALL: continue
+    info, prg = c.src[0].arg, get_program(dev, c.src[0])
+    scratch = UOp.placeholder((prg.scratch_bytes,), dtypes.uint8, 0, device=devs).rtag("private") if prg.scratch_bytes else None
+    outs, ins = get_call_outs_ins(c)
+    pos = {g:j for j,g in enumerate(info.globals)}
+    bufs = [Addr(*view_base(get_call_arg_uops(c)[g])) for g in info.globals]
+    ts = [Addr(x.src[0]) for x in (lin.src[i-1], lin.src[i+1])] if i and lin.src[i-1].op is Ops.INS else []
+    enc.launch(prg, Addr(code_placeholder(bytes(prg.image), devs)), bufs, get_call_var_uops(c, c.src[0]), info.global_size, info.local_size or (1, 1, 1),
+               Addr(scratch) if scratch is not None else None, ts, estimate_ms(estimate_uop(c)), [pos[o] for o in outs], [pos[o] for o in ins])
+  blob, fields, addrs = enc.finish(Addr(make_buf(devs, tag="timeline_signal"))).tables()
+
+  # what is known at link time is written then; the rest (variables) is left to the compiled call
+  arena = UOp.placeholder((len(enc.arena) // 4,), dtypes.uint32, next(UOp.unique_num), device=devs).rtag("arena")
+  table = UOp.placeholder((len(blob) // 8,), dtypes.uint64, next(UOp.unique_num), device=devs).rtag("table")
+  batch = UOp.placeholder((len(BATCH),), dtypes.uint64, next(UOp.unique_num), device=devs).rtag("table")
+  table_addr = table.getaddr(("CPU",))
+  words = [(8*i, arena.getaddr(("CPU",)) if n == "arena" else table_addr + fields[n] if n in TABLE_POINTERS else UOp.const(fields.get(n, 0), dtypes.uint64))
+           for i,n in enumerate(BATCH)]
+  filled = batch.after(make_binary_patch(arena, bytes(enc.arena)), *make_patches(arena, enc.values), make_binary_patch(table, blob),
+                       *make_patches(table, [(0, arena.getaddr(devs)), *addrs]), *make_patches(batch, words))
+  fn, queue = make_buf(devs, tag="func:submit"), make_buf(devs, tag="queue")
+  body = fn.index(0).load().call(queue.index(0), filled.index(0), ret_dtype=dtypes.void).sink()
+  return call.replace(src=(UOp.custom_function("hcq", body), *call.src[1:]),
+                      arg=replace(call.arg, aux=replace(call.arg.aux, input_idxs=((devs, tuple(inputs)),) if inputs else ())))
+
+# *****************
+# 4. memory
+
+SLAB_BYTES, SLAB_MAX = 1 << 20, 256 << 10
+
+class Slab:
+  def __init__(self, buf:HCQBuffer): self.buf, self.tlsf, self.used = buf, TLSFAllocator(buf.size, block_size=256), 0
+
+class QCOMAllocator(HCQAllocator['QCOMDevice']):
+  def __init__(self, dev:QCOMDevice):
+    self.slabs:list[Slab] = []
+    super().__init__(dev, supports_copy_from_disk=False, supports_transfer=False)
+
+  # programs, arenas and signals come from slabs, so that a submit lists few BOs
+  def _slab_alloc(self, size:int) -> HCQBuffer:
+    for slab in self.slabs + [None]:
+      if slab is None: self.slabs.append(slab:=Slab(self.dev.iface.alloc(SLAB_BYTES)))
+      try: off = slab.tlsf.alloc(size, 256)
+      except MemoryError: continue
+      slab.used += 1
+      buf = slab.buf.offset(off, size)
+      self.dev.iface.live.add(int(buf.va_addr), size, slab.buf.meta.handle, int(slab.buf.va_addr))
+      buf.meta = (slab, off)
+      return buf
+    raise AssertionError("a fresh slab has room")
+
+  def _alloc(self, size:int, options:BufferSpec) -> HCQBuffer:
+    if options.external_ptr is not None: return self.dev.iface.map_host(options.external_ptr, size)
+    if options.cpu_access and size <= SLAB_MAX: return self._slab_alloc(size)
+    buf = self.dev.iface.alloc(size)
+    self.dev.iface.live.add(int(buf.va_addr), size, buf.meta.handle, int(buf.va_addr))
+    return buf
+
+  def alloc(self, size:int, options:BufferSpec|None=None) -> HCQBuffer:
+    cached = len(self.cache[(size, options)]) > 0
+    try: buf = super().alloc(size, options)
+    except MemoryError as e: raise MemoryError(f"{e}: {e.__cause__}") from e.__cause__
+    if cached: self.dev.iface.live.rebirth(buf.va_addr)
+    return buf
+
+  def free(self, opaque:HCQBuffer, size:int, options:BufferSpec|None=None):
+    if options is None or options.external_ptr is None: self.dev.iface.live.rebirth(int(opaque.va_addr), dead=True)
+    super().free(opaque, size, options)
+
+  def _free(self, opaque:HCQBuffer, options:BufferSpec|None=None):
+    if self.dev.iface.closed or self.dev.iface.pid != os.getpid(): return
+    self.dev.drain()
+    if options is not None and options.external_ptr is not None: self.dev.iface.unmap_host(opaque)
+    elif isinstance(opaque.meta, tuple):
+      slab, off = opaque.meta
+      self.dev.iface.live.remove(int(opaque.va_addr))
+      slab.tlsf.free(off)
+      slab.used -= 1
+      if slab.used == 0 and len(self.slabs) > 1:
+        self.slabs.remove(slab)
+        self.dev.iface.free(slab.buf)
+    else:
+      self.dev.iface.live.remove(int(opaque.va_addr))
+      self.dev.iface.free(opaque)
+
+  def _do_map(self, buf:HCQBuffer) -> HCQBuffer: return self.dev.iface.map_host(buf.cpu_view().addr, buf.size)
+  def _do_unmap(self, mb:HCQBuffer): self.dev.iface.unmap_host(mb)
+
+  def _readable(self, buf:HCQBuffer) -> HCQBuffer:
+    self.dev.synchronize()
+    self.dev.check_contents(int(buf.va_addr))
+    return buf
+  def _copyin(self, dest:HCQBuffer, src:memoryview):
+    self.dev.synchronize() # queued work may still read it
+    with cpu_profile(f"TINY -> {self.dev.device}", f"{self.dev.device}:COPY"): ctypes.memmove(dest.cpu_view().addr, from_mv(src), len(src))
+    self.dev.overwritten(int(dest.va_addr), len(src))
+  def _copyout(self, dest:memoryview, src:HCQBuffer):
+    self._readable(src)
+    with cpu_profile(f"{self.dev.device} -> TINY", f"{self.dev.device}:COPY"): ctypes.memmove(from_mv(dest), src.cpu_view().addr, len(dest))
+  def _as_buffer(self, buf:HCQBuffer) -> memoryview: return to_mv(self._readable(buf).cpu_view().addr, buf.size)
+
+# *****************
+# 5. the device
+
+class QCOMDevice(HCQ2Compiled):
+  ifaces, timestamp_divider, has_copy_queue, hcq_direct = ifaces, 19.2, False, True # timestamps are ticks of the 19.2 MHz always-on counter
+  schedule_batch, encode_batch = staticmethod(schedule_batch), staticmethod(encode_batch)
+
+  def __init__(self, device:str=""):
+    self.bound:weakref.WeakKeyDictionary[UOp, tuple] = weakref.WeakKeyDictionary()
+    self.inflight:list[Run] = []
+    self.kept:QCOMError|None = None
+    self.wait_timeout_ms = float(getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000))
+    try: self.iface:QCOMIface = self._select_iface(device)
+    except ExceptionGroup as e: raise RuntimeError("no usable QCOM device. " + "; ".join(str(x) for x in e.exceptions)) from e
+    try:
+      super().__init__(device, QCOMAllocator(self), self.iface.renderers, QCOMProgram,
+                       arch=("a%d%d%d" + (",IMAGE_PITCH_ALIGNMENT=64" if IMAGE else "")) % self.iface.gpu_id)
+      self.queue = self.iface.queue
+      self.pm_bufferize = PatternMatcher([
+        (UPat(Ops.PARAM, tag="func:submit"), lambda ctx: ctx[0].signal("func:submit", ctx[0].iface.prog.addr, device="CPU")),
+        (UPat(Ops.PARAM, tag="queue"), lambda ctx: ctx[0].queue_buffer),
+        (UPat(Ops.PARAM, tag="private", name="b"), lambda ctx, b: ctx[0].scratch(b.max_numel())),
+      ]) + self.pm_bufferize
+    except BaseException:
+      self.iface.close()
+      raise
+
+  @functools.cached_property
+  def queue_buffer(self) -> Buffer:
+    return Buffer("CPU", 1, dtypes.uint64, options=BufferSpec(external_ptr=ctypes.addressof(self.queue)), preallocate=True)
+  @functools.cached_property
+  def done(self) -> memoryview: return self.signal("timeline")._buf.cpu_view().view(fmt='I').mv # the GPU writes the low 32 bits of the timeline
+
+  def new_buffer(self, b:UOp, cache:bool) -> Buffer: # tables are read by the host only
+    return Buffer("CPU" if b.tag == "table" else self.device, b.max_numel(), b.dtype, options=BufferSpec(cpu_access=True, nolru=True))
+
+  def scratch(self, nbytes:int) -> Buffer:
+    """Private memory, shared by all launches since they run one after the other."""
+    if (s:=getattr(self, "_scratch", None)) is None or s.nbytes < nbytes:
+      self._scratch = s = Buffer(self.device, nbytes, dtypes.uint8, options=BufferSpec(nolru=True), preallocate=True)
+    return s
+
+  def gpu_bytes(self, data:bytes) -> Buffer:
+    buf = Buffer(self.device, len(data), dtypes.uint8, options=BufferSpec(cpu_access=True, nolru=True), preallocate=True)
+    buf._buf.cpu_view()[:len(data)] = data
+    return buf
+
+  # *** running ***
+
+  def run_batch(self, call:UOp, ast:UOp, inputs:list[int], var_vals:dict[str, int]):
+    """Runs a linked batch: `inputs` are the GPU addresses of its inputs in the order of HCQInfo.input_idxs."""
+    if (b:=self.bound.get(call)) is None:
+      bufs = [cast(Buffer, get_call_arg_uops(call)[i].buffer) for i in ast.arg.globals]
+      batch = next(x for x in bufs if x.device == "CPU" and x.dtype == dtypes.uint64 and x.size == len(BATCH))
+      args = [ctypes.c_uint64(x.get_buf("CPU").va_addr) for x in bufs]
+      b = self.bound[call] = (get_runtime("CPU", ast).fxn, args, batch._buf.cpu_view().view(fmt='Q').mv, ast.arg if ast.arg.vars else None)
+    fxn, args, batch, info = b
+    self._run(fxn, args if info is None else args + [ctypes.c_uint64(v) for v in info.vals(var_vals)], batch, inputs, call.arg.name)
+
+  def run_encoder(self, enc:Encoder, name:str):
+    blob, fields, addrs = enc.tables()
+    arena, table = self.gpu_bytes(bytes(enc.arena)), bytearray(blob)
+    for off,addr in [(0, arena._buf.va_addr), *addrs]: struct.pack_into("<Q", table, off, addr)
+    fields |= {k: fields[k] + mv_address(table) for k in TABLE_POINTERS} | {"arena": arena._buf.cpu_view().addr}
+    batch = (ctypes.c_uint64 * len(BATCH))(*[fields.get(n, 0) for n in BATCH])
+    self._run(self.iface.prog.fxn, [ctypes.c_uint64(ctypes.addressof(x)) for x in (self.queue, batch)], memoryview(batch).cast('B').cast('Q'), [], name)
+    self.inflight[-1].keep = (arena, table, batch)
+
+  def _run(self, fxn, args:list, batch:memoryview, inputs:list[int], name:str):
+    if os.getpid() != self.iface.pid: raise self.iface.forked()
+    if self.kept is not None: self.raise_kept()
+    if not self.retired(batch[LAST]): self._wait(batch[LAST]) # the arena is patched in place
+    if len(self.inflight) >= 256 and self.retired(self.inflight[-1].timeline): self.synchronize()
+    live = self.iface.live
+    live.reserve(max(batch[NREFS], len(inputs)))
+    with live.lock:
+      live.inputs[:len(inputs)] = inputs
+      fxn(*args)
+    if self.queue.error: raise self.iface.submit_error()
+    self.inflight.append(Run(self.queue.timeline, self.queue.fence, name, batch, inputs))
+
+  # *** waiting ***
+
+  def retired(self, timeline:int) -> bool: return timeline <= self.queue.timeline - ((self.queue.timeline - self.done[0]) & 0xffffffff)
+
+  def _wait(self, timeline:int, timeout:int|None=None):
+    run = next(r for r in self.inflight if r.timeline == timeline)
+    limit, st, seen = (timeout or self.wait_timeout_ms) / 1000, time.perf_counter(), self.done[0]
+    while not self.iface.wait(run.fence, int(min(limit * 1000, 500))):
+      if seen != (seen:=self.done[0]): st = time.perf_counter()
+      elif time.perf_counter() - st > limit:
+        raise QCOMError(f"{self.device} timed out after {limit*1e3:.0f} ms waiting for {run.name!r}: {self._progress(run)}")
+    if not self.retired(timeline) or run is self.inflight[-1]: self._check(run)
+
+  def _progress(self, run:Run) -> str:
+    last = max((r.fence for r in self.inflight if self.retired(r.timeline)), default=None)
+    return f"fence {run.fence}, last submitted {self.queue.fence}, last retired {last if last is not None else f'before {self.inflight[0].fence}'}. " \
+           f"The kernel's dump is in {self.iface.dump}"
+
+  def _check(self, run:Run):
+    """All in flight is over: was all of it done? Nothing that a lost submit should have written may be taken for its result."""
+    if (why:=self.iface.lost()) is None and not self.retired(self.inflight[-1].timeline): why = "the GPU retired the submit without running it to its end"
+    if why is None: return
+    lost, progress = next((r for r in self.inflight if not self.retired(r.timeline)), run), self._progress(run)
+    for r in self.inflight:
+      if not self.iface.wait(r.fence, int(self.wait_timeout_ms)): continue
+      for addr in r.written():
+        if (a:=self.iface.live.find(addr)) is not None: a.tainted = 1
+    self.inflight.clear()
+    self.prof_ents.clear()
+    self.done[0] = self.queue.timeline & 0xffffffff
+    self.iface.recover()
+    raise QCOMError(f"{self.device} lost {lost.name!r}: {why}. {progress}. The device accepts new work; what was in flight must be computed again")
+
+  def synchronize(self, timeout:int|None=None):
+    if self.kept is not None: self.raise_kept()
+    if self.inflight:
+      if os.getpid() != self.iface.pid: raise self.iface.forked()
+      self._wait(self.inflight[-1].timeline, timeout)
+      self.inflight.clear()
+    if self.prof_ents: self.collect_prof()
+
+  def drain(self):
+    """Waits like synchronize where nobody can be told of a failure, and keeps it for who waits next."""
+    try: self.synchronize()
+    except QCOMError as e: self.kept = self.kept or e
+
+  def raise_kept(self):
+    e, self.kept = self.kept, None
+    raise cast(QCOMError, e)
+
+  def check_contents(self, addr:int):
+    if (a:=self.iface.live.find(addr)) is not None and a.tainted:
+      raise QCOMError(f"the buffer at {addr:#x} was to be written by a submit that failed, its contents are undefined: compute or copy it again")
+  def overwritten(self, addr:int, nbytes:int):
+    if (a:=self.iface.live.find(addr)) is not None and a.start == addr and nbytes >= a.end - a.start: a.tainted = 0
+
+  def finalize(self):
+    if os.getpid() == self.iface.pid: super().finalize()
+
+class Run:
+  """A batch that was submitted: its value of the device's timeline, the kernel's fence, and what it references."""
+  def __init__(self, timeline:int, fence:int, name:str, batch:memoryview, inputs:list[int]):
+    self.timeline, self.fence, self.name, self.batch, self.inputs, self.keep = timeline, fence, name, batch, inputs, None
+  def written(self) -> list[int]:
+    refs = to_mv(self.batch[BATCH.index("refs")], 16 * self.batch[NREFS])
+    return [self.inputs[i] if f & 4 else addr for addr,i,f in struct.iter_unpack("<QII", refs) if f & 2]

@@ -1,0 +1,452 @@
+from __future__ import annotations
+import array, bisect, ctypes, errno, functools, importlib, mmap, os, platform, threading, time
+from typing import TYPE_CHECKING, Any
+from tinygrad.device import TinyELF
+from tinygrad.helpers import Target, getenv, mv_address, round_up, unwrap
+from tinygrad.renderer.cstyle import QCOMCLRenderer
+from tinygrad.renderer.nir import IR3Renderer
+from tinygrad.runtime.autogen import kgsl, libc, msm_drm
+from tinygrad.runtime.support.compiler_cpu import ClangCompiler
+from tinygrad.runtime.support.hcq import FileIOInterface, HCQBuffer, MMIOInterface
+if TYPE_CHECKING:
+  from tinygrad.renderer import Renderer
+  from tinygrad.runtime.ops_qcom import QCOMDevice
+
+# The submitter runs without the interpreter lock and allocates nothing. It patches a batch, turns the addresses the batch references into the kernel's
+# buffer list, and submits. All state is in CPU memory that Python lays out: struct.unpack-like arrays of u64, described where they are written.
+# An allocation born after a batch was linked is not what the batch was linked against, even at the same address: `birth` tells.
+SUBMIT_SRC = """typedef unsigned int u32; typedef unsigned long long u64;
+struct alloc { u64 start, end, base, birth; u32 handle, tainted; };
+struct ref { u64 addr; u32 input, flags; };           // flags: 1 = read before the batch writes it, 2 = written, 4 = address is inputs[input]
+struct patch { u64 dst; u32 ref, pad; u64 addend; };  // *(u64*)(arena + dst) = address of ref + addend
+struct seg { u64 offset, size, refs, nrefs; };        // one IB: bytes in the arena, a slice of segrefs
+struct batch { u64 arena, refs, nrefs, patches, nstatic, npatches, segs, nsegs, segrefs, timeline_dst, last, birth; };
+struct queue { u64 ioctl, errno_fn, fd, request, arg, cmd, allocs, nallocs, marks, bos, inputs, serial, timeline, fence, error, error_arg, submits; };
+#define AT(T, base, off) (*(T*)((char*)(base) + (off)))
+static struct alloc* find(struct queue* q, u64 addr);
+static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos);
+static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg);
+static u64 addr_of(struct queue* q, struct ref* r) { return (r->flags & 4) ? ((u64*)q->inputs)[r->input] : r->addr; }
+static int do_ioctl(struct queue* q);
+
+u64 qcom_submit(struct queue* q, struct batch* b) {
+  struct ref* refs = (struct ref*)b->refs; struct patch* ps = (struct patch*)b->patches;
+  struct seg* segs = (struct seg*)b->segs; u32* segrefs = (u32*)b->segrefs, *marks = (u32*)q->marks;
+  if (q->error) return q->error;
+  if (!b->birth) b->birth = q->serial;
+  for (u64 i = 0; i < b->nrefs; i++) {
+    struct alloc* a = find(q, addr_of(q, &refs[i]));
+    if (!a || a->birth > ((refs[i].flags & 4) ? q->serial : b->birth)) return fail(q, b, 1001, addr_of(q, &refs[i]));
+    if (a->tainted && (refs[i].flags & 1)) return fail(q, b, 1002, addr_of(q, &refs[i]));
+  }
+  for (u64 i = b->last ? b->nstatic : 0; i < b->npatches; i++) *(u64*)(b->arena + ps[i].dst) = addr_of(q, &refs[ps[i].ref]) + ps[i].addend;
+  AT(u32, b->arena, b->timeline_dst) = (u32)(q->timeline + 1);
+  __sync_synchronize();
+  for (u64 s = 0; s < b->nsegs; s++) {
+    u32 n = 0; struct alloc* ib = find(q, refs[0].addr);
+    q->submits++;
+    for (u64 i = 0; i < segs[s].nrefs; i++) {
+      struct alloc* a = find(q, addr_of(q, &refs[segrefs[segs[s].refs + i]]));
+      if (marks[a->handle] == (u32)q->submits) continue;  // another allocation in the same BO
+      marks[a->handle] = (u32)q->submits;
+      ((u64*)q->bos)[2*n] = BO_FLAGS | (u64)a->handle << 32; ((u64*)q->bos)[2*n+1] = 0; n++;
+    }
+    int err = kernel_submit(q, ib, refs[0].addr + segs[s].offset, segs[s].size, n);
+    if (err) return fail(q, b, (u64)err, s);
+  }
+  for (u64 i = 0; i < b->nrefs; i++) if ((refs[i].flags & 3) == 2) find(q, addr_of(q, &refs[i]))->tainted = 0;
+  b->last = ++q->timeline;
+  return 0;
+}
+static struct alloc* find(struct queue* q, u64 addr) {
+  struct alloc* a = (struct alloc*)q->allocs; u64 lo = 0, hi = q->nallocs;
+  while (lo < hi) { u64 mid = (lo + hi) / 2; if (a[mid].start <= addr) lo = mid + 1; else hi = mid; }
+  return lo && addr < a[lo-1].end ? &a[lo-1] : 0;
+}
+// nothing that this batch should have written may be taken for its result
+static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg) {
+  struct ref* refs = (struct ref*)b->refs;
+  for (u64 i = 0; i < b->nrefs; i++) { struct alloc* a = find(q, addr_of(q, &refs[i])); if (a && (refs[i].flags & 2)) a->tainted = 1; }
+  q->error_arg = arg;
+  return q->error = error;
+}
+static int do_ioctl(struct queue* q) {
+  for (;;) {
+    if (((int (*)(int, unsigned long, void*))q->ioctl)((int)q->fd, (unsigned long)q->request, (void*)q->arg) == 0) return 0;
+    int err = *((int* (*)(void))q->errno_fn)();
+    if (err != RETRY0 && err != RETRY1) return err;
+  }
+}
+"""
+
+class QCOMError(RuntimeError): pass
+
+def off(st:Any, field:str) -> int: return next(o for n,_,o,*_ in st._real_fields_ if n == field)
+
+U64 = ctypes.c_uint64
+QUEUE = ("ioctl", "errno_fn", "fd", "request", "arg", "cmd", "allocs", "nallocs", "marks", "bos", "inputs", "serial", "timeline", "fence", "error",
+         "error_arg", "submits")
+BATCH = ("arena", "refs", "nrefs", "patches", "nstatic", "npatches", "segs", "nsegs", "segrefs", "timeline_dst", "last", "birth")
+ALLOC = (("start", U64), ("end", U64), ("base", U64), ("birth", U64), ("handle", ctypes.c_uint32), ("tainted", ctypes.c_uint32))
+class Queue(ctypes.Structure): _fields_ = [(n, U64) for n in QUEUE]
+class Alloc(ctypes.Structure): _fields_ = list(ALLOC)
+DEAD = (1 << 64) - 1 # birth of an allocation that was freed but is kept for reuse
+
+class LiveAllocs:
+  """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Guarded by `lock`."""
+  def __init__(self, queue:Queue):
+    self.queue, self.lock, self.starts, self.arr, self.marks = queue, threading.RLock(), list[int](), (Alloc * 256)(), array.array('I', [0]) * 256
+    self.reserve(1)
+    self.publish()
+
+  def publish(self):
+    self.queue.allocs, self.queue.nallocs, self.queue.marks = ctypes.addressof(self.arr), len(self.starts), self.marks.buffer_info()[0]
+
+  def reserve(self, nbos:int):
+    """Room for a buffer list of `nbos` entries and for `nbos` input addresses."""
+    if nbos > getattr(self, "room", 0):
+      self.room = round_up(nbos, 256)
+      self.bos, self.inputs = (U64 * (2 * self.room))(), (U64 * self.room)()
+      self.queue.bos, self.queue.inputs = ctypes.addressof(self.bos), ctypes.addressof(self.inputs)
+
+  def add(self, start:int, size:int, handle:int, base:int):
+    with self.lock:
+      if (n:=len(self.starts)) == len(self.arr): self.arr = (Alloc * (2*n)).from_buffer_copy(bytes(self.arr) + bytes(ctypes.sizeof(self.arr)))
+      if handle >= len(self.marks): self.marks.extend([0] * (handle + 256 - len(self.marks)))
+      p = (i:=bisect.bisect(self.starts, start)) * (sz:=ctypes.sizeof(Alloc)) + ctypes.addressof(self.arr)
+      ctypes.memmove(p + sz, p, (n - i) * sz)
+      self.starts.insert(i, start)
+      self.queue.serial += 1
+      self.arr[i] = Alloc(start, start + size, base, self.queue.serial, handle, 0)
+      self.publish()
+
+  def remove(self, start:int):
+    with self.lock:
+      p = (i:=bisect.bisect_left(self.starts, start)) * (sz:=ctypes.sizeof(Alloc)) + ctypes.addressof(self.arr)
+      ctypes.memmove(p, p + sz, (len(self.starts) - i - 1) * sz)
+      del self.starts[i]
+      self.publish()
+
+  def find(self, addr:int) -> Alloc|None:
+    i = bisect.bisect(self.starts, addr) - 1
+    return self.arr[i] if i >= 0 and addr < self.arr[i].end else None
+
+  def rebirth(self, addr:int, dead:bool=False):
+    """An allocation goes to the allocator's cache (dead) or comes out of it as a new one, with no contents to trust or distrust."""
+    with self.lock:
+      self.queue.serial += 1
+      if (a:=self.find(addr)) is not None: a.birth, a.tainted = (DEAD, 0) if dead else (self.queue.serial, 0)
+
+class QCOMIface:
+  """
+  The kernel boundary: allocation, mapping, submission, waiting. Knows ioctls and never a packet or a program; ops_qcom knows the opposite.
+  A GPU address (`HCQBuffer.va_addr`) and the CPU's view of the same memory are different things, also where a kernel makes the numbers equal.
+  """
+  io:type[FileIOInterface] = FileIOInterface
+  renderers:list[type[Renderer]] = []
+  api:Any = None
+  prefix, submit_src, dump, retry = "", "", "", (errno.EINTR, errno.EAGAIN)
+  count = 1
+
+  def __init__(self, dev:QCOMDevice, device_id:int):
+    if device_id != 0: raise RuntimeError(f"{type(self).__name__}: there is one Adreno 630 per machine, device {device_id} does not exist")
+    self.dev, self.closed, self.pid, self.queue = dev, False, os.getpid(), Queue()
+    self.live = LiveAllocs(self.queue)
+    try:
+      self._open()
+      if self.chip_id >> 16 != 0x0603:
+        raise RuntimeError(f"chip_id={self.chip_id:#010x} is not supported, supported: {', '.join(self.supported)}")
+      self.gpu_id = (self.chip_id >> 24, (self.chip_id >> 16) & 0xFF, (self.chip_id >> 8) & 0xFF)
+      self._open_queue()
+    except BaseException:
+      self.close()
+      raise
+  supported = ("Adreno 630 (chip_id 0x0603xxxx)",)
+
+  # what a kernel provides. sizes in bytes, times in ms
+  chip_id:int = 0
+  def _open(self): raise NotImplementedError
+  def _open_queue(self): raise NotImplementedError
+  def _alloc(self, size:int) -> HCQBuffer: raise NotImplementedError
+  def map_host(self, ptr:int, size:int) -> HCQBuffer: raise NotImplementedError
+  def unmap_host(self, buf:HCQBuffer): raise NotImplementedError
+  def wait(self, fence:int, timeout_ms:int) -> bool: raise NotImplementedError
+  def lost(self) -> str|None: raise NotImplementedError
+  def recover(self): raise NotImplementedError
+  def _close(self): raise NotImplementedError
+
+  def ioctl(self, req:str, doing:str, /, *args, **kwargs) -> Any:
+    """Calls `req` of this kernel's API; a signal or a full queue retries. Raises QCOMError naming ioctl, errno and purpose, OSError as its cause."""
+    if os.getpid() != self.pid: raise self.forked()
+    while True:
+      try: return getattr(self.api, self.prefix + req)(self.fd, *args, **kwargs)
+      except OSError as e:
+        if e.errno in self.retry: continue
+        raise QCOMError(f"{self.prefix}{req} failed while {doing}: {errname(e.errno)} ({os.strerror(unwrap(e.errno))}){self._hint(e.errno)}") from e
+
+  def forked(self) -> QCOMError:
+    return QCOMError(f"QCOM was opened by process {self.pid}: process {os.getpid()}, a fork of it, can't use it. Start workers with spawn, or open QCOM after fork")
+
+  def _hint(self, err:int|None) -> str:
+    if err in (errno.EACCES, errno.EPERM): return f". {self.fd.path} opened but the ioctl is denied: check group (render or video) and security policy (SELinux)"
+    return ""
+
+  def alloc(self, size:int) -> HCQBuffer:
+    """`size` bytes, zeroed, readable and writable by GPU and CPU. Raises MemoryError telling an exhausted address space from exhausted memory."""
+    try:
+      buf = self._alloc(round_up(size, mmap.PAGESIZE))
+      buf.size, buf.view = size, buf.cpu_view().view(size=size)
+      return buf
+    except QCOMError as e:
+      if (err:=getattr(e.__cause__, "errno", None)) == errno.ENOSPC: raise MemoryError(f"the GPU's address space is full ({e})") from e
+      if err == errno.ENOMEM: raise MemoryError(f"the kernel is out of memory ({e})") from e
+      raise
+
+  def free(self, buf:HCQBuffer): raise NotImplementedError
+
+  def open_node(self, path:str) -> FileIOInterface:
+    try: return self.io(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as e:
+      hint = ": add this user to the node's group (usually render or video)" if e.errno in (errno.EACCES, errno.EPERM) else ""
+      raise RuntimeError(f"{type(self).__name__[:-5]}: can't open {path}: {errname(e.errno)} ({os.strerror(unwrap(e.errno))}){hint}") from e
+
+  def mapped(self, size:int, offset:int, addr:int=0) -> int: return self.fd.mmap(addr, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, offset)
+
+  def link_submitter(self, arg:Any, cmd:Any, request:str, bo_flags:int=0):
+    """Prepares the queue for the C submitter: `arg` is the ioctl's argument, `cmd` the one command it points to, both reused by every submit."""
+    from tinygrad.runtime.ops_cpu import CPUProgram
+    from tinygrad.device import Device
+    q, src, compiler = self.queue, SUBMIT_SRC + self.submit_src, ClangCompiler(unwrap(Device["CPU"].arch).split(","), "compile_qcom_submit")
+    for k,v in {"BO_FLAGS": bo_flags, "RETRY0": self.retry[0], "RETRY1": self.retry[1]}.items(): src = src.replace(k, str(v))
+    for typ in (type(arg), type(cmd)):
+      for n,_,o,*_ in typ._real_fields_: src = src.replace(f"@{typ.__name__.removeprefix('struct_')}.{n}@", str(o))
+    if not hasattr(self, "prog"): self.prog = CPUProgram(Device["CPU"], TinyELF(compiler.compile_cached(src), "qcom_submit", Target(), ()))
+    q.ioctl, q.errno_fn = self.io_pointer(), unwrap(ctypes.cast(getattr(libc.dll, "__errno_location"), ctypes.c_void_p).value)
+    q.fd, q.arg, q.cmd, q.request = self.fd.fd, ctypes.addressof(arg), ctypes.addressof(cmd), ioctl_request(getattr(self.api, self.prefix + request))
+    self.submit_args = (arg, cmd)
+
+  def io_pointer(self) -> int: return unwrap(ctypes.cast(libc.dll.ioctl, ctypes.c_void_p).value)
+
+  def submit_error(self) -> QCOMError:
+    """The failure the submitter kept, in words. The device accepts work again after this."""
+    err, arg = self.queue.error, self.queue.error_arg
+    self.queue.error = 0
+    if err == 1001: return QCOMError(f"a replay references {arg:#x}, which belongs to no live allocation (a buffer was freed and used again): capture it again")
+    if err == 1002: return QCOMError(f"the buffer at {arg:#x} was to be written by a submit that failed, its contents are undefined: compute or copy it again")
+    return QCOMError(f"{self.prefix}{self.submit_name} rejected IB {arg} of the batch: {errname(err)} ({os.strerror(err)}){self._hint(err)}")
+  submit_name = ""
+
+  def close(self):
+    """Releases queue, handles, mappings and fd. Idempotent, works on a half-opened interface, and leaves a parent's device alone in a forked child."""
+    if self.closed: return
+    self.closed = True
+    if os.getpid() == self.pid: self._close()
+  def device_fini(self): self.close()
+
+def errname(err:int|None) -> str: return errno.errorcode.get(err or 0, str(err))
+def ioctl_request(fn:functools.partial) -> int:
+  idir, base, nr, st = fn.args
+  return (idir << 30) | (ctypes.sizeof(st) << 16) | (base << 8) | nr
+
+class BO:
+  """What a kernel knows an allocation by. `cpu`: address of the CPU mapping, size in bytes."""
+  def __init__(self, handle:int, cpu:int, size:int): self.handle, self.cpu, self.size = handle, cpu, size
+
+class MSMIface(QCOMIface):
+  """Mainline Linux, drivers/gpu/drm/msm. Buffers have an iova of their own and are visible only to submits that list them."""
+  api, prefix, submit_name, renderers = msm_drm, "DRM_IOCTL_", "MSM_GEM_SUBMIT", [IR3Renderer]
+  dump = "/sys/class/devcoredump/devcd*/data (root; kept until read or for 5 minutes)"
+  submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos) {
+  AT(u32, q->arg, @drm_msm_gem_submit.nr_bos@) = nbos; AT(u64, q->arg, @drm_msm_gem_submit.bos@) = q->bos;
+  AT(u32, q->cmd, @drm_msm_gem_submit_cmd.submit_idx@) = 0; AT(u32, q->cmd, @drm_msm_gem_submit_cmd.submit_offset@) = (u32)(addr - ib->base);
+  AT(u32, q->cmd, @drm_msm_gem_submit_cmd.size@) = (u32)size;
+  int err = do_ioctl(q);
+  if (!err) q->fence = AT(u32, q->arg, @drm_msm_gem_submit.fence@);
+  return err;
+}
+"""
+  def _open(self):
+    nodes, other = [p for i in range(128, 192) if self.io.exists(p:=f"/dev/dri/renderD{i}")], []
+    for node in nodes:
+      try:
+        self.fd = self.open_node(node)
+        name = (ctypes.c_ubyte * 32)()
+        v = self.ioctl("VERSION", f"identifying {node}", name_len=32, name=ctypes.cast(name, ctypes.POINTER(ctypes.c_ubyte)))
+        if (drv:=bytes(name[:v.name_len]).decode()) == "msm": break
+        other.append(f"{node} is {drv}")
+      except RuntimeError as e: other.append(str(e).removeprefix("MSM: "))
+      self.__dict__.pop("fd", None)
+    else: raise RuntimeError(f"MSM: no msm render node ({'; '.join(other) or 'no /dev/dri/renderD*: is the msm driver loaded?'})")
+    self.chip_id = self.param("CHIP_ID")
+
+  def _open_queue(self):
+    levels = self.param("PRIORITIES")
+    # the least important level: a compositor shares the ring. QCOM_PRIORITY keeps its KGSL meaning, 1 (most important) to 15
+    prio = min(levels - 1, (getenv("QCOM_PRIORITY", 15) - 1) * levels // 15)
+    self.queue_id = self.ioctl("MSM_SUBMITQUEUE_NEW", "creating the submit queue", prio=max(0, prio)).id
+    self.faults = self._faults()
+    cmd = msm_drm.struct_drm_msm_gem_submit_cmd(type=msm_drm.MSM_SUBMIT_CMD_BUF)
+    arg = msm_drm.struct_drm_msm_gem_submit(flags=msm_drm.MSM_PIPE_3D0 | msm_drm.MSM_SUBMIT_NO_IMPLICIT, nr_cmds=1, cmds=ctypes.addressof(cmd),
+                                            queueid=self.queue_id)
+    self.link_submitter(arg, cmd, self.submit_name, msm_drm.MSM_SUBMIT_BO_READ | msm_drm.MSM_SUBMIT_BO_WRITE)
+
+  def param(self, name:str) -> int:
+    return self.ioctl("MSM_GET_PARAM", f"reading {name}", pipe=msm_drm.MSM_PIPE_3D0, param=getattr(msm_drm, f"MSM_PARAM_{name}")).value
+
+  def _hint(self, err:int|None) -> str:
+    if err == errno.ENXIO: return f". {self.fd.path} has no GPU bound: are a630_sqe.fw, a630_gmu.bin and the zap shader installed?"
+    return super()._hint(err)
+
+  def _alloc(self, size:int) -> HCQBuffer:
+    if size >= 1 << 32: raise MemoryError(f"{size} bytes don't fit the 4 GiB address space of an Adreno 630")
+    h = self.ioctl("MSM_GEM_NEW", f"allocating {size} bytes", size=size, flags=msm_drm.MSM_BO_WC).handle
+    try:
+      iova = self.ioctl("MSM_GEM_INFO", "reserving an iova", handle=h, info=msm_drm.MSM_INFO_GET_IOVA).value
+      cpu = self.mapped(size, self.ioctl("MSM_GEM_INFO", "mapping for the CPU", handle=h, info=msm_drm.MSM_INFO_GET_OFFSET).value)
+    except BaseException:
+      self.ioctl("GEM_CLOSE", "undoing an allocation", handle=h)
+      raise
+    return HCQBuffer(iova, size, meta=BO(h, cpu, size), view=MMIOInterface(cpu, size, fmt='B'), owner=self.dev)
+
+  def free(self, buf:HCQBuffer):
+    self.io.munmap(buf.meta.cpu, buf.meta.size)
+    self.ioctl("GEM_CLOSE", "freeing a buffer", handle=buf.meta.handle)
+
+  def map_host(self, ptr:int, size:int) -> HCQBuffer:
+    raise RuntimeError(f"MSM can't map host memory ({ptr:#x}, {size} bytes): the kernel has no user pointers. Copy it into a tensor, or share it as a "
+                       "DMA-BUF and import its file descriptor")
+
+  def wait(self, fence:int, timeout_ms:int) -> bool:
+    """True once `fence` of the submit queue is retired, False after `timeout_ms`. Also True for a submit that hang recovery killed: see lost()."""
+    sec, ms = divmod(int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1000) + timeout_ms, 1000)
+    try: self.ioctl("MSM_WAIT_FENCE", f"waiting for fence {fence}", fence=fence, queueid=self.queue_id,
+                    timeout=msm_drm.struct_drm_msm_timespec(tv_sec=sec, tv_nsec=ms * 1000000))
+    except QCOMError as e:
+      if getattr(e.__cause__, "errno", None) == errno.ETIMEDOUT: return False
+      raise
+    return True
+
+  def _faults(self) -> int:
+    val = ctypes.c_uint32()
+    self.ioctl("MSM_SUBMITQUEUE_QUERY", "reading the fault counter", id=self.queue_id, param=msm_drm.MSM_SUBMITQUEUE_PARAM_FAULTS,
+               data=ctypes.addressof(val), len=4)
+    return val.value
+
+  def lost(self) -> str|None:
+    """Why submits since the last call may not have run, if so. The kernel signals the fence of a killed submit without error: only counters tell."""
+    old, self.faults = self.faults, self._faults()
+    return f"{self.faults - old} hang recovery of the submit queue" if self.faults != old else None
+
+  def recover(self): pass # a legacy address space and its queues survive a hang recovery
+
+  def _close(self):
+    if not hasattr(self, "fd"): return
+    if hasattr(self, "queue_id"): self.ioctl("MSM_SUBMITQUEUE_CLOSE", "closing the submit queue", self.queue_id)
+    del self.fd
+
+def kgsl_flag(name:str, val:int) -> int: return (val << getattr(kgsl, f"{name}_SHIFT")) & getattr(kgsl, f"{name}_MASK")
+
+class KGSLIface(QCOMIface):
+  """Downstream Linux (msm-4.9 to 5.4), drivers/gpu/msm/kgsl. Every mapped buffer is visible to every submit and its GPU address is its CPU address."""
+  api, prefix, submit_name, renderers, node = kgsl, "IOCTL_KGSL_", "GPU_COMMAND", [QCOMCLRenderer, IR3Renderer], "/dev/kgsl-3d0"
+  dump = "/sys/class/kgsl/kgsl-3d0/snapshot (root)"
+  submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos) {
+  AT(u64, q->cmd, @kgsl_command_object.gpuaddr@) = addr; AT(u64, q->cmd, @kgsl_command_object.size@) = size;
+  int err = do_ioctl(q);
+  if (!err) q->fence = AT(u32, q->arg, @kgsl_gpu_command.timestamp@);
+  return err;
+}
+"""
+  def _open(self):
+    self.fd, info = self.open_node(self.node), kgsl.struct_kgsl_devinfo()
+    self.ioctl("DEVICE_GETPROPERTY", "identifying the GPU", type=kgsl.KGSL_PROP_DEVICE_INFO, value=ctypes.addressof(info), sizebytes=ctypes.sizeof(info))
+    self.chip_id = info.chip_id
+
+  def _open_queue(self):
+    flags = kgsl.KGSL_CONTEXT_PREAMBLE | kgsl.KGSL_CONTEXT_PWR_CONSTRAINT | kgsl.KGSL_CONTEXT_NO_FAULT_TOLERANCE | kgsl.KGSL_CONTEXT_NO_GMEM_ALLOC \
+      | kgsl_flag("KGSL_CONTEXT_PRIORITY", getenv("QCOM_PRIORITY", 15)) \
+      | kgsl_flag("KGSL_CONTEXT_PREEMPT_STYLE", kgsl.KGSL_CONTEXT_PREEMPT_STYLE_FINEGRAIN)
+    self.ctx = self.ioctl("DRAWCTXT_CREATE", "creating the context", flags=flags).drawctxt_id
+    level = ctypes.c_uint32(kgsl.KGSL_CONSTRAINT_PWR_MAX)
+    constraint = kgsl.struct_kgsl_device_constraint(type=kgsl.KGSL_CONSTRAINT_PWRLEVEL, context_id=self.ctx, data=ctypes.addressof(level), size=4)
+    self.ioctl("SETPROPERTY", "asking for full clocks", type=kgsl.KGSL_PROP_PWR_CONSTRAINT, value=ctypes.addressof(constraint),
+               sizebytes=ctypes.sizeof(constraint))
+    cmd = kgsl.struct_kgsl_command_object(flags=kgsl.KGSL_CMDLIST_IB)
+    arg = kgsl.struct_kgsl_gpu_command(cmdlist=ctypes.addressof(cmd), cmdsize=ctypes.sizeof(cmd), numcmds=1, context_id=self.ctx)
+    self.link_submitter(arg, cmd, self.submit_name)
+
+  def _alloc(self, size:int) -> HCQBuffer:
+    obj = self.ioctl("GPUOBJ_ALLOC", f"allocating {size} bytes", size=size, flags=kgsl_flag("KGSL_MEMALIGN", 12) | kgsl.KGSL_MEMFLAGS_USE_CPU_MAP)
+    try: va = self.mapped(obj.mmapsize, obj.id * 0x1000)
+    except BaseException:
+      self.ioctl("GPUOBJ_FREE", "undoing an allocation", id=obj.id)
+      raise
+    return HCQBuffer(va, size, meta=BO(obj.id, va, obj.mmapsize), view=MMIOInterface(va, size, fmt='B'), owner=self.dev)
+
+  def free(self, buf:HCQBuffer):
+    self.ioctl("GPUOBJ_FREE", "freeing a buffer", id=buf.meta.handle)
+    self.io.munmap(buf.meta.cpu, buf.meta.size)
+
+  def map_host(self, ptr:int, size:int) -> HCQBuffer:
+    """Maps caller-owned memory, which KGSL does not keep coherent: the CPU's cache lines are cleaned here. Memory of KGSL itself is mapped already."""
+    start, end = ptr & ~(mmap.PAGESIZE - 1), round_up(ptr + size, mmap.PAGESIZE)
+    clean_dcache(ptr, size)
+    try: va = self.ioctl("MAP_USER_MEM", f"mapping {size} bytes of host memory", hostptr=start, len=end - start, memtype=kgsl.KGSL_USER_MEM_TYPE_ADDR).gpuaddr
+    except QCOMError as e:
+      if getattr(e.__cause__, "errno", None) != errno.EFAULT or (a:=self.live.find(ptr)) is None: raise
+      return HCQBuffer(ptr, size, meta=BO(a.handle, 0, 0), view=MMIOInterface(ptr, size, fmt='B'), owner=self.dev)
+    self.live.add(va, end - start, 0, va)
+    return HCQBuffer(va + ptr - start, size, meta=BO(0, va, end - start), view=MMIOInterface(ptr, size, fmt='B'), owner=self.dev)
+
+  def unmap_host(self, buf:HCQBuffer):
+    if buf.meta.size == 0: return # memory of another allocation, which still owns it
+    self.live.remove(buf.meta.cpu)
+    self.ioctl("SHAREDMEM_FREE", "unmapping host memory", gpuaddr=buf.meta.cpu)
+
+  def wait(self, fence:int, timeout_ms:int) -> bool:
+    """True once timestamp `fence` of the context is retired, False after `timeout_ms`. A lost context is reported by lost()."""
+    try: self.ioctl("DEVICE_WAITTIMESTAMP_CTXTID", f"waiting for timestamp {fence}", context_id=self.ctx, timestamp=fence, timeout=max(1, timeout_ms))
+    except QCOMError as e:
+      if (err:=getattr(e.__cause__, "errno", None)) == errno.ETIMEDOUT: return False
+      if err not in (errno.EDEADLK, errno.ENOENT): raise
+    return True
+
+  def lost(self) -> str|None:
+    """Why submits since the last call may not have run, if so."""
+    stat = ctypes.c_uint32(self.ctx)
+    self.ioctl("DEVICE_GETPROPERTY", "reading the reset status", type=kgsl.KGSL_PROP_GPU_RESET_STAT, value=ctypes.addressof(stat), sizebytes=4)
+    return None if stat.value == kgsl.KGSL_CTX_STAT_NO_ERROR else kgsl.enum_kgsl_ctx_reset_stat.get(stat.value, f"reset status {stat.value}")
+
+  def recover(self):
+    """A context that faulted never comes back; memory belongs to the process and stays."""
+    self.ioctl("DRAWCTXT_DESTROY", "dropping the lost context", drawctxt_id=self.ctx)
+    del self.ctx
+    self._open_queue()
+
+  def _close(self):
+    if not hasattr(self, "fd"): return
+    if hasattr(self, "ctx"): self.ioctl("DRAWCTXT_DESTROY", "closing the context", drawctxt_id=self.ctx)
+    del self.fd
+
+def clean_dcache(ptr:int, size:int):
+  """Writes the CPU's cache lines of [ptr, ptr+size) back to memory, where the GPU reads. Only arm64 has GPUs that need it (DC CVAC, Arm ARM D7.5)."""
+  if platform.machine().lower() not in ("aarch64", "arm64"): return
+  from tinygrad.runtime.ops_cpu import CPUProgram
+  from tinygrad.device import Device
+  src = "void clean(char* p, char* end) { for (; p < end; p += 64) __asm__ volatile(\"dc cvac, %0\" :: \"r\"(p) : \"memory\"); " \
+        "__asm__ volatile(\"dsb sy\" ::: \"memory\"); }"
+  lib = ClangCompiler(unwrap(Device["CPU"].arch).split(","), "compile_qcom_dcache").compile_cached(src)
+  CPUProgram(Device["CPU"], TinyELF(lib, "clean", Target(), ())).fxn(ctypes.c_uint64(ptr & ~63), ctypes.c_uint64(ptr + size))
+
+def _mock(iface:type[QCOMIface]) -> type[QCOMIface]:
+  # the virtual Adreno 630 lives in the test tree: it is imported when it is asked for by name, never as a fallback
+  class Mock(iface): # type: ignore[valid-type,misc]
+    def __init__(self, dev:QCOMDevice, device_id:int):
+      try: self.virtual = importlib.import_module("test.mockgpu.qcom")
+      except ImportError as e: raise RuntimeError(f"the virtual Adreno 630 is in the source tree only, test.mockgpu.qcom is not importable: {e}") from e
+      self.io = type("VirtualFileIO", (self.virtual.MockFileIOInterface, FileIOInterface), {})
+      super().__init__(dev, device_id)
+    def io_pointer(self) -> int: return self.virtual.ioctl_pointer()
+  return type(f"MOCK{iface.__name__}", (Mock,), {})
+
+ifaces = [MSMIface, KGSLIface, _mock(MSMIface), _mock(KGSLIface)]
