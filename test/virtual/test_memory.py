@@ -1,13 +1,15 @@
 """GPU address space and UCHE model: translation, residency, visibility between CPU, CP and shader core."""
 import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
-from test.mockgpu.qcom.memory import DIRTY, LINE, READ, RESIDENT, STALE, VALID, WRITE, BoInfo, MemoryFault, Space
+from test.mockgpu.qcom.memory import DIRTY, LINE, READ, RESIDENT, STALE, UNSETTLED, VALID, WRITE, BoInfo, MemoryFault, Space
 
 def mapped(space: Space, iova: int, size: int, name: str = "", **kw) -> tuple[np.ndarray, BoInfo]:
   ram, bo = np.zeros(size, np.uint8), BoInfo(name=name, size=size)
   space.map(iova, size, ram.ctypes.data, bo=bo, **kw)
   bo.backing = ram  # type: ignore[attr-defined]
   return ram, bo
+
+def fetch(space: Space, addr: int, size: int) -> bytes: return space.read_uche(addr, size)[0]
 
 def shader_store(space: Space, addr: int, data: bytes) -> None:
   """What the shader core does on a store, in Python: fill the lines, write the shadow, mark them."""
@@ -63,7 +65,7 @@ def test_access_may_cross_adjacent_mappings():
   b, _ = mapped(sp, 0x11000, 0x1000)
   sp.write(0x10ffc, bytes(range(8)))
   assert a[-4:].tolist() == [0, 1, 2, 3] and b[:4].tolist() == [4, 5, 6, 7]
-  assert sp.read(0x10ffc, 8) == bytes(range(8)) == sp.read_uche(0x10ffc, 8)
+  assert sp.read(0x10ffc, 8) == bytes(range(8)) == fetch(sp, 0x10ffc, 8)
 
 def test_explain_knows_freed_and_neighbouring_buffers():
   sp = Space()
@@ -78,29 +80,29 @@ def test_explain_knows_freed_and_neighbouring_buffers():
 def test_cpu_write_is_seen_only_after_invalidate():
   sp = Space()
   ram, _ = mapped(sp, 0x10000, 0x1000)
-  assert sp.read_uche(0x10000, 4) == bytes(4)
+  assert fetch(sp, 0x10000, 4) == bytes(4)
   ram[:4] = 7
   assert sp.read(0x10000, 4) == b"\7" * 4
-  assert sp.read_uche(0x10000, 4) == bytes(4)
-  assert sp.mark_stale() == 1 and sp.find(0x10000).line[0] == VALID | STALE
+  assert fetch(sp, 0x10000, 4) == bytes(4)
+  assert sp.mark_stale() == 1 and sp.find(0x10000).line[0] == VALID | STALE and sp.read_uche(0x10000, 4) == (bytes(4), True)
   sp.uche_invalidate()
-  assert sp.read_uche(0x10000, 4) == b"\7" * 4 and sp.mark_stale() == 0
+  assert fetch(sp, 0x10000, 4) == b"\7" * 4 and sp.mark_stale() == 0
 
 def test_shader_write_is_seen_by_cpu_and_cp_only_after_flush():
   sp = Space()
   ram, _ = mapped(sp, 0x10000, 0x1000)
   shader_store(sp, 0x10040, b"abcd")
-  assert not ram.any() and sp.read(0x10040, 4) == bytes(4) and sp.read_uche(0x10040, 4) == b"abcd"
+  assert not ram.any() and sp.read(0x10040, 4) == bytes(4) and fetch(sp, 0x10040, 4) == b"abcd"
   sp.uche_invalidate()
-  assert sp.read_uche(0x10040, 4) == b"abcd", "invalidate must not lose dirty lines"
+  assert fetch(sp, 0x10040, 4) == b"abcd", "invalidate must not lose dirty lines"
   assert sp.uche_flush() == 1 and bytes(ram[0x40:0x44]) == b"abcd" and sp.uche_flush() == 0
 
 def test_without_cache_model_everybody_sees_memory():
   sp = Space(uche=False)
   ram, _ = mapped(sp, 0x10000, 0x1000)
-  sp.read_uche(0x10000, 4)
+  fetch(sp, 0x10000, 4)
   ram[:4] = 9
-  assert sp.read_uche(0x10000, 4) == b"\x09" * 4 and sp.table()["cache"][0] == 0
+  assert fetch(sp, 0x10000, 4) == b"\x09" * 4 and sp.table()["cache"][0] == 0
 
 @given(size=st.integers(1, 700), ops=st.lists(st.tuples(st.sampled_from("cpu gpu flush inv".split()), st.integers(0, 699), st.integers(1, 90)), max_size=30))
 @settings(max_examples=150, deadline=None)
@@ -131,3 +133,23 @@ def test_uche_matches_a_byte_model(size, ops):
     line = sp.find(0x10000).line
     assert {i for i in range(-(-size // LINE)) if line[i] & DIRTY} == dirty
     assert {i for i in range(-(-size // LINE)) if line[i] & VALID} == set(cached)
+
+def test_lines_of_dispatches_without_a_wait_are_told_apart():
+  sp = Space()
+  mapped(sp, 0x10000, 0x1000)
+  state = lambda n: int(sp.find(0x10000).line[n])
+  shader_store(sp, 0x10000, b"older")
+  sp.uche_unsettle(first=True)                            # before the first dispatch: what was dirty is not its doing
+  shader_store(sp, 0x10040, b"first")
+  sp.uche_unsettle(first=False)
+  assert state(0) & UNSETTLED == 0 and state(1) & UNSETTLED
+  shader_store(sp, 0x10080, b"second")
+  sp.uche_settle()
+  assert [state(n) for n in range(3)] == [VALID | DIRTY] * 3 and sp.uche_flush() == 3
+
+def test_a_gpu_reset_loses_the_cache():
+  sp = Space()
+  ram, _ = mapped(sp, 0x10000, 0x1000)
+  shader_store(sp, 0x10000, b"lost")
+  sp.uche_reset()
+  assert sp.uche_flush() == 0 and not ram.any() and fetch(sp, 0x10000, 4) == bytes(4)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 import numpy as np
 from . import registers as R
-from .memory import DIRTY, LINE, STALE, MemoryFault
+from .memory import DIRTY, LINE, MemoryFault
 from .report import Violation
 if TYPE_CHECKING: from .gpu import Job, VirtualGPU
 
@@ -501,15 +501,11 @@ class CommandProcessor:
     if self.cp_wrote:
       self.space.mark_stale()
       self.cp_wrote = False
-    try: data = self.space.read_uche(addr, size)
+    try: data, stale = self.space.read_uche(addr, size)
     except MemoryFault as e:
       self.smmu_fault(e, source="UCHE", what=f"{what} reads {size} bytes at {addr:#x}, {e.size} of them from {e.address:#x} on")
       return None
-    s = self.space.find(addr)
-    if s is not None and s.line is not None:
-      off = addr - s.iova
-      if (s.line[off // LINE:(off + size - 1) // LINE + 1] & STALE).any():
-        self.report("stale_line", f"{what} at {addr:#x} hits lines that are older than memory", details=[self.space.explain(addr)])
+    if stale: self.report("stale_line", f"{what} at {addr:#x} hits lines that are older than memory", details=[self.space.explain(addr)])
     return data
 
   # *** dispatch
@@ -708,7 +704,7 @@ class CommandProcessor:
   def verify(self, load: Load, p: Pending) -> None:
     """LOAD_STATE6 may be performed as late as the dispatch: memory must still hold what it held at the packet."""
     data = load.data[:64 * self.get("SP_CS_CONST_CONFIG", "CONSTLEN")] if load.what == "constants" else load.data
-    if data and self.space.read_uche(load.address, len(data)) != data:
+    if data and self.space.read_uche(load.address, len(data))[0] != data:
       self.report("load_state_changed", f"{load.what} at {load.address:#x} changed between CP_LOAD_STATE6 and the dispatch", where=p.where, kernel=p.kernel,
                   dispatch=p.number, details=[self.space.explain(load.address)])
 

@@ -5,7 +5,7 @@ CPU maps; with the cache model on, `cache` is a shadow of the same size that sha
 and sees nothing that is still dirty in UCHE, as on hardware (Mesa docs/drivers/freedreno, "cache model").
 """
 from __future__ import annotations
-import bisect, ctypes, itertools, threading, time
+import bisect, ctypes, functools, hashlib, itertools, os, pathlib, platform, subprocess, tempfile, threading, time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -50,16 +50,6 @@ class Segment:
     self.cache = np.zeros(size, np.uint8) if uche else None
     self.line = np.zeros(-(-size // (LINE * 8)) * 8, np.uint8) if uche else None
 
-  def lines(self, mask: int) -> np.ndarray | slice | None:
-    """Indices of lines with any bit of `mask`: a slice if they are one run, None if there are none."""
-    assert self.line is not None
-    words = self.line.view(np.uint64) & np.uint64(mask * 0x0101010101010101)
-    hit = np.flatnonzero(words)
-    if hit.size == 0: return None
-    lo, hi = int(hit[0]) * 8, int(hit[-1]) * 8 + 8
-    idx = np.flatnonzero(self.line[lo:hi] & mask) + lo
-    return slice(int(idx[0]), int(idx[-1]) + 1) if int(idx[-1]) - int(idx[0]) + 1 == idx.size else idx
-
 class Space:
   """A GPU address space (one pagetable). Kernel models map and unmap, the CP and the shader core translate.
 
@@ -74,6 +64,7 @@ class Space:
     self._freed: deque[Segment | tuple] = deque(maxlen=512)
     self._resident: frozenset[BoInfo] | None = None
     self._table: np.ndarray | None = None
+    self._table_ptr = 0
     self._touched = False                               # anything cached since the last flush / invalidate
     self._last: Segment | None = None
 
@@ -119,7 +110,7 @@ class Space:
         t = np.zeros(max(1, len(self._segs)), SEG)
         t[:len(self._segs)] = [(s.iova, s.size, s.ram, 0 if s.cache is None else s.cache.ctypes.data, 0 if s.line is None else s.line.ctypes.data,
                                 s.flags | (RESIDENT if self.resident(s.bo) else 0), s.bo.id) for s in self._segs]
-        self._table = t[:len(self._segs)]
+        self._table, self._table_ptr = t[:len(self._segs)], t.ctypes.data
       return self._table
 
   @contextmanager
@@ -187,83 +178,72 @@ class Space:
       ctypes.memmove(s.ram + off, data[done:done + n], n)
       done += n
 
-  # *** UCHE
+  # *** UCHE. Each operation walks the whole table in C, under the lock that keeps unmapped memory alive.
 
-  def read_uche(self, addr: int, size: int, source: str = "UCHE") -> bytes:
-    """`size` bytes as the shader core sees them (descriptor, constant and instruction fetch). Fills lines. Raises MemoryFault."""
-    if not self.uche: return self.read(addr, size, source)
-    out = []
-    for s, off, n in self._pieces(addr, size, False, source):
-      assert s.line is not None and s.cache is not None
-      a, b = off // LINE, -(-(off + n) // LINE)
-      state = s.line[a:b]
-      if not (state & VALID).all():
-        self._touched = True
-        for i in np.flatnonzero(state & VALID == 0) + a:
-          s.cache[i * LINE:(i + 1) * LINE] = s.mem[i * LINE:(i + 1) * LINE]
-          s.line[i] = VALID
-      out.append(s.cache[off:off + n].tobytes())
-    return out[0] if len(out) == 1 else b"".join(out)
+  def _uche(self, op: str, *args: int) -> int:
+    with self._running:
+      table = self.table()
+      return getattr(_library(), op)(self._table_ptr, len(table), *args)
+
+  def read_uche(self, addr: int, size: int, source: str = "UCHE") -> tuple[bytes, bool]:
+    """`size` bytes as the shader core sees them (descriptor, constant and instruction fetch), and whether a line was stale. Raises MemoryFault."""
+    if not self.uche: return self.read(addr, size, source), False
+    out, stale, done = (ctypes.c_uint8 * size)(), False, 0
+    pieces = list(self._pieces(addr, size, False, source))
+    self._touched = True
+    with self._running:
+      table = self.table()
+      for s, off, n in pieces:
+        at = bisect.bisect_left(self._iovas, s.iova)
+        if at == len(table) or table[at]["iova"] != s.iova: raise MemoryFault("unmapped", s.iova + off, n, False, source)
+        stale |= bool(_library().uche_read(self._table_ptr, at, off, n, ctypes.addressof(out) + done) & STALE)
+        done += n
+    return bytes(out), stale
 
   def uche_flush(self) -> int:
     """CACHE_FLUSH_TS: writes dirty lines to memory, which stay valid. Returns the number of lines."""
-    if not self._touched: return 0
-    total = 0
-    for s in list(self._segs):
-      if s.line is None or (idx := s.lines(DIRTY)) is None: continue
-      total += s.line[idx].size
-      whole = s.size // LINE
-      mem, cache = s.mem[:whole * LINE].reshape(-1, LINE), s.cache[:whole * LINE].reshape(-1, LINE)
-      if s.size % LINE and s.line[whole] & DIRTY:
-        s.mem[whole * LINE:] = s.cache[whole * LINE:]
-        s.line[whole] &= 0xff ^ DIRTY
-        if (idx := s.lines(DIRTY)) is None: continue
-      mem[idx] = cache[idx]
-      s.line[idx] &= 0xff ^ DIRTY
-    return total
+    return self._uche("uche_flush") if self._touched else 0
 
   def uche_invalidate(self) -> None:
     """CACHE_INVALIDATE: forgets clean lines. Dirty ones stay (hardware keeps or writes them back, Mesa relies on it)."""
-    if not self._touched: return
-    dirty = False
-    for s in list(self._segs):
-      if s.line is None or s.lines(VALID) is None: continue
-      keep = s.line & DIRTY != 0
-      if keep.any(): s.line[~keep], dirty = 0, True
-      else: s.line[:] = 0
-    self._touched = dirty
+    if self._touched: self._touched = bool(self._uche("uche_invalidate"))
 
   def uche_reset(self) -> None:
     """A GPU reset: cached contents are lost, dirty ones too."""
-    for s in list(self._segs):
-      if s.line is not None: s.line[:] = 0
+    if self._touched: self._uche("uche_reset")
     self._touched = False
-
-  def uche_unsettle(self, first: bool) -> None:
-    """Before each of several dispatches with no wait between them: what the one before it wrote must not be read by this one."""
-    for s in list(self._segs):
-      if s.line is not None and (idx := s.lines(DIRTY)) is not None:
-        s.line[idx] = s.line[idx] & (0xff ^ DIRTY) | (OLD if first else OLD | UNSETTLED)
-
-  def uche_settle(self) -> None:
-    """After the last of them: everything written is dirty and may be read."""
-    for s in list(self._segs):
-      if s.line is not None and (idx := s.lines(OLD | UNSETTLED)) is not None:
-        state = s.line[idx]
-        s.line[idx] = state & (0xff ^ (OLD | UNSETTLED)) | np.where(state & OLD, DIRTY, 0).astype(np.uint8)
 
   def mark_stale(self) -> int:
     """Marks clean lines whose memory has changed since they were filled: a reader of such a line misses a CACHE_INVALIDATE. Returns their number."""
-    if not self._touched: return 0
-    total = 0
-    for s in list(self._segs):
-      if s.line is None or not self.resident(s.bo) or (idx := s.lines(VALID)) is None: continue
-      whole = s.size // LINE
-      lines = np.arange(idx.start, min(idx.stop, whole)) if isinstance(idx, slice) else idx[idx < whole]
-      lines = lines[s.line[lines] & DIRTY == 0]
-      changed = (s.mem[:whole * LINE].reshape(-1, LINE)[lines] != s.cache[:whole * LINE].reshape(-1, LINE)[lines]).any(axis=1)
-      s.line[lines] = (s.line[lines] & (0xff ^ STALE)) | np.where(changed, STALE, 0).astype(np.uint8)
-      total += int(changed.sum())
-    return total
+    return self._uche("uche_mark_stale") if self._touched else 0
+
+  def uche_unsettle(self, first: bool) -> None:
+    """Before each of several dispatches with no wait between them: what the one before it wrote must not be read by this one."""
+    if self.uche: self._uche("uche_unsettle", first)
+
+  def uche_settle(self) -> None:
+    """After the last of them: everything written is dirty and may be read."""
+    if self.uche: self._uche("uche_settle")
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+  """uche.c, compiled on first use and cached by content beside the shader core."""
+  from .ir3.native import _compiler
+  source, cc = pathlib.Path(__file__).parent / "uche.c", [*_compiler(), "-O3", "-shared", "-fPIC", "-fvisibility=hidden"]
+  key = hashlib.sha256(source.read_bytes() + " ".join([*cc, platform.machine()]).encode()).hexdigest()[:20]
+  cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "qcom-virtual"
+  if not (path := cache / f"uche-{key}.so").exists():
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as tmp:
+      r = subprocess.run([*cc, str(source), "-o", f"{tmp}/uche.so"], capture_output=True, text=True)
+      if r.returncode: raise RuntimeError(f"{source} does not compile ({' '.join(cc)}):\n{r.stderr[-4000:]}")
+      os.replace(f"{tmp}/uche.so", path)
+  lib = ctypes.CDLL(str(path))
+  types = {"p": ctypes.c_void_p, "I": ctypes.c_uint32, "Q": ctypes.c_uint64}
+  for name, args, res in [("flush", "pI", "Q"), ("invalidate", "pI", "I"), ("mark_stale", "pI", "Q"), ("unsettle", "pII", ""), ("settle", "pI", ""),
+                          ("reset", "pI", ""), ("read", "pIQQp", "I")]:
+    fn = getattr(lib, f"uche_{name}")
+    fn.argtypes, fn.restype = [types[a] for a in args], types.get(res)
+  return lib
 
 def _history(bo: BoInfo) -> str: return "".join(f"\n    {line}" for line in bo.history)
