@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from stack import prove, series as ser, tree
 from stack.env import Problem, TREE
 from stack.prove import Outcome
-from stack.series import Entry
+from stack.series import Entry, git, out
 
 def first_line(text: str) -> str:
   """The line of a failure report that says what went wrong."""
@@ -68,7 +68,7 @@ def check(names: Sequence[str] = (), workers: int = 0) -> bool:
     for extra, nodes in prove.proofs(series.entries[:i]):
       said += judge_after(prove.run_tests(after, nodes, extra, workers), "of an earlier commit, with this one")
     if not entry.changes_codegen:
-      old, new = prove.generated_code(before), prove.generated_code(after)
+      old, new = (prove.generated_code(at, out(git(TREE, "rev-parse", f"{commit}:tinygrad"))) for at, commit in ((before, parent), (after, commits[i])))
       if (differ := [k for k in new if old.get(k) != new[k]]):
         said.append(f"changes the code generated for {', '.join(differ[:6])}{' ...' if len(differ) > 6 else ''}; if meant, say what changes in `changes_codegen`")
     if entry.proves and not said:

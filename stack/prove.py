@@ -1,9 +1,9 @@
 """Runs tests in a tree that is laid out from git objects, and reads what each test said."""
 from __future__ import annotations
-import dataclasses, json, os, pathlib, shutil, subprocess, tempfile
+import dataclasses, hashlib, json, os, pathlib, shutil, subprocess, tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from stack import env
-from stack.env import BUILD, PYTHON, ROOT
+from stack.env import BUILD, PYTHON, Problem, ROOT
 from stack.series import Entry, git, out
 
 CODEGEN_DEVICES = ("CPU", "CPU:LLVM", "NULL", "NULL:WGSL")  # IR3 is out: its binaries hold addresses, no two runs are alike
@@ -84,14 +84,19 @@ def proofs(entries: Iterable[Entry]) -> Iterator[tuple[dict[str, str], list[str]
   for e in entries: groups.setdefault(tuple(sorted(e.env.items())), []).extend(e.proves)
   yield from ((dict(k), v) for k, v in groups.items() if v)
 
-def generated_code(tree: pathlib.Path) -> dict[str, str]:
-  """'device/kernel' -> hash of the code that `tree` generates for it, for the kernels of stack/codegen.py."""
+def generated_code(tree: pathlib.Path, tree_id: str) -> dict[str, str]:
+  """'device/kernel' -> hash of the code that `tree` generates for it, for the kernels of stack/codegen.py. `tree_id`: git id of its tinygrad folder;
+  the answer is remembered by it, the probe and the compiler."""
+  script = ROOT / "stack" / "codegen.py"
+  known = BUILD / "work" / f"codegen-{hashlib.sha256(f'{tree_id} {env.clang()} {CODEGEN_DEVICES} {script.read_text()}'.encode()).hexdigest()[:24]}.json"
+  if known.is_file(): return dict(json.loads(known.read_text()))
   found = {}
   for dev in CODEGEN_DEVICES:
-    done = subprocess.run([str(PYTHON), str(ROOT / "stack" / "codegen.py")], env=settings(tree, {"DEV": dev, "PARALLEL": "0"}), cwd=tree, capture_output=True,
+    done = subprocess.run([str(PYTHON), str(script)], env=settings(tree, {"DEV": dev, "PARALLEL": "0"}), cwd=tree, capture_output=True,
                           stdin=subprocess.DEVNULL, text=True, timeout=LIMIT)
-    if done.returncode: found[dev] = f"status {done.returncode}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else ''}"
-    else: found.update({f"{dev}/{k}": str(v) for k, v in json.loads(done.stdout).items()})
+    if done.returncode: raise Problem(f"generating code on {dev} in {tree.name} failed:\n{done.stderr.strip()[-1500:]}")
+    found.update({f"{dev}/{k}": str(v) for k, v in json.loads(done.stdout).items()})
+  known.write_text(json.dumps(found))
   return found
 
 def with_tests(repo: pathlib.Path, source: str, final: str, without: Iterable[str] = (), plus: Iterable[str] = ()) -> str:
