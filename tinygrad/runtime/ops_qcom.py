@@ -30,7 +30,8 @@ def field(name:str, val:Any) -> Any:
 
 def reg(name:str, **fields) -> Any:
   """Value of register or packet dword `name` from its fields: ints in the field's unit, bools for one-bit flags."""
-  vals = [(getattr(mesa, f"{name}_{k.upper()}") if v else 0) if isinstance(v, bool) else field(f"{name}_{k.upper()}", v) for k,v in fields.items()]
+  def one(f:str, v:Any) -> Any: return (getattr(mesa, f) if v else 0) if isinstance(v, bool) else field(f, v)
+  vals = [one(f"{name}_{k.removeprefix('_').upper()}", v) for k,v in fields.items()]
   return functools.reduce(lambda a,b: a + b, vals, 0)
 
 def parity(val:int) -> int: return 1 ^ (val.bit_count() & 1)
