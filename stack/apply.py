@@ -13,8 +13,8 @@ class Applied:
   head: str
 
 def apply_series(repo: pathlib.Path, onto: str, series: Series, base: str, commits: list[str], go_on: bool) -> Applied:
-  """Puts each commit's change (`base`, `commits`: in build/tree) onto commit `onto` in `repo`'s object store; moves no branch and no file. A change that
-  does not fit by its context is merged three-way where `repo` has the original content. With `go_on`, an entry that does not fit is left out;
+  """Puts each commit's change (`base`, `commits`: in build/tree) onto commit `onto` in `repo`'s object store; moves no branch and no file. A change
+  that does not fit by its context is merged three-way where `repo` has the original content. With `go_on`, an entry that does not fit is left out;
   without it, Conflict is raised."""
   head, made, conflicts = onto, {}, {}
   with tempfile.TemporaryDirectory(prefix="stack-") as tmp:
@@ -38,9 +38,9 @@ def fit(repo: pathlib.Path, index: str, entry: Entry, patch: bytes) -> None:
     except Conflict as merged: raise (merged if merged.files else exact) from None
 
 def apply(checkout: pathlib.Path) -> list[str]:
-  """Applies the whole series to the branch that `checkout` is on. Returns the new commits. On any problem the checkout is as it was; raises Problem."""
+  """Applies the whole series to the branch that `checkout` is on. Returns the new commits. On any problem (Problem) the checkout is as it was."""
   if not checkout.is_dir(): raise Problem(f"{checkout} is no folder; give the path of a tinygrad git checkout")
-  if git(checkout, "rev-parse", "--show-toplevel", check=False).returncode: raise Problem(f"{checkout} is no git checkout; clone tinygrad with git first")
+  if git(checkout, "rev-parse", "--show-toplevel", check=False).returncode: raise Problem(f"{checkout} is no git checkout; clone tinygrad with git")
   top = pathlib.Path(out(git(checkout, "rev-parse", "--show-toplevel")))
   if not (top / "tinygrad" / "tensor.py").is_file(): raise Problem(f"{top} is not a tinygrad checkout: it has no tinygrad/tensor.py")
   if (dirty := out(git(top, "status", "--porcelain", "--untracked-files=no")).splitlines()):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pathlib, sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from stack import wheel  # noqa: E402
-from stack.env import Problem  # noqa: E402
+from stack import wheel
+from stack.env import Problem
 
 def build_wheel(wheel_directory: str, config_settings: object = None, metadata_directory: object = None) -> str:
   try: return wheel.build(pathlib.Path(wheel_directory), sys.executable).name

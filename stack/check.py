@@ -1,7 +1,7 @@
-"""`dev check`: proves each commit of the series. Its tests fail on the tree before it, for the stated reason, and pass on the tree after it; the tests of
+"""`dev check`: proves each commit of the series. Its tests fail on the tree before it, for the stated reason, and pass on the tree after it; tests of
 earlier commits still pass; and the code that other devices get is the same before and after, unless the entry says what it changes.
 
-Trees before and after a commit both carry the final test/ folder, because a commit may be proved by the virtual GPU that a later commit adds. The files
+Trees before and after a commit both carry the final test/ folder, because a commit may be proved by the virtual GPU that a later one adds. The files
 of test/ that the commit itself owns are absent before it, except the proving tests."""
 from __future__ import annotations
 import re, time
@@ -28,8 +28,10 @@ def judge_before(entry: Entry, outcomes: Sequence[Outcome]) -> list[str]:
       said.append(f"{asked} does not fail without this commit ({kinds}): it proves nothing")
     for o in failing:
       if entry.before:
-        if not re.search(entry.before, o.text): said.append(f"{o.node} fails without this commit, but not for the stated reason /{entry.before}/: {first_line(o.text)}")
-      elif o.status == "error": said.append(f"{o.node} cannot even start without this commit ({first_line(o.text)}); state the expected reason as `before` if that is the point")
+        if not re.search(entry.before, o.text):
+          said.append(f"{o.node} fails without this commit, but not for the stated reason /{entry.before}/: {first_line(o.text)}")
+      elif o.status == "error":
+        said.append(f"{o.node} cannot even start without this commit ({first_line(o.text)}); state that as `before` if that is the point")
       elif re.search(r"^E\s+(ModuleNotFoundError|ImportError|NameError|SyntaxError)\b", o.text, re.M):
         said.append(f"{o.node} fails without this commit by {first_line(o.text)}; state that as `before` if that is the point")
   return said
@@ -68,9 +70,10 @@ def check(names: Sequence[str] = (), workers: int = 0) -> bool:
     for extra, nodes in prove.proofs(series.entries[:i]):
       said += judge_after(prove.run_tests(after, nodes, extra, workers), "of an earlier commit, with this one")
     if not entry.changes_codegen:
-      old, new = (prove.generated_code(at, out(git(TREE, "rev-parse", f"{commit}:tinygrad"))) for at, commit in ((before, parent), (after, commits[i])))
+      ids = [out(git(TREE, "rev-parse", f"{commit}:tinygrad")) for commit in (parent, commits[i])]
+      old, new = prove.generated_code(before, ids[0]), prove.generated_code(after, ids[1])
       if (differ := [k for k in new if old.get(k) != new[k]]):
-        said.append(f"changes the code generated for {', '.join(differ[:6])}{' ...' if len(differ) > 6 else ''}; if meant, say what changes in `changes_codegen`")
+        said.append(f"changes the code generated for {', '.join(differ[:6])}{' ...' if len(differ) > 6 else ''}; if meant: see `changes_codegen`")
     if entry.proves and not said:
       reasons = {first_line(o.text) for o in failing if o.status in ("failed", "error")}
       print(f"check: {entry.name}: proved in {time.monotonic() - start:.0f} s; without it: {min(reasons, key=len)}", flush=True)

@@ -1,8 +1,8 @@
 """Commands of `dev`."""
 from __future__ import annotations
-import os, sys
+import os, subprocess, sys
 from collections.abc import Callable
-from stack import env
+from stack import env, series
 from stack.env import BUILD, PYTHON, Problem, ROOT
 
 HELP = """usage: ./dev COMMAND [args]
@@ -10,6 +10,7 @@ HELP = """usage: ./dev COMMAND [args]
   demo                   compile a model for an Adreno 630, replay it, compare with onnxruntime
   test [pytest args]     the whole test suite, or the part named by pytest's arguments
   run SCRIPT|-m|-c ...   Python with the built tree; DEV as you set it
+  lint [ruff args]       ruff and mypy
   doctor [--json]        what this machine offers, what to do about each problem, and a self-test
   bench [NAME]           measured ratios
   tree                   build build/tree: the unmodified tinygrad and one commit per entry of series.toml
@@ -48,6 +49,16 @@ def test(args: list[str]) -> int:
   return python(["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(env.TREE), *workers, *rest, *where],
                 {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(BUILD / "cache"))})
 
+def lint(args: list[str]) -> int:
+  """ruff over this repository, mypy over the tool, the runtime files and the virtual GPU (as part of the built tree)."""
+  ready()
+  ours = ("tinygrad/runtime/ops_", "tinygrad/runtime/support/", "test/mockgpu/")
+  runtime = [f for f in series.overlay_files() if f.endswith(".py") and f.startswith(ours)]
+  mypy = [str(env.VENV / "bin" / "mypy"), "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir"]
+  commands = [([str(env.VENV / "bin" / "ruff"), "check", "-q", *args, str(ROOT)], ROOT), ([*mypy, str(BUILD / "mypy-stack"), "stack"], ROOT),
+              ([*mypy, str(BUILD / "mypy-tree"), *runtime], env.TREE)]
+  return max([subprocess.run(cmd, cwd=cwd).returncode for cmd, cwd in commands])
+
 def tree_path(arg: str) -> str | None:
   """`arg` as a path in build/tree, if it names a test file or folder of ours or of tinygrad (with or without `::`)."""
   path, sep, node = arg.partition("::")
@@ -71,7 +82,8 @@ def lazy(module: str, setup: Callable[[], object]) -> Callable[[list[str]], int]
   return command
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
-  "demo": script("examples/demo.py", "the demonstration"), "bench": script("bench/__main__.py", "the benchmarks"), "run": run, "test": test,
+  "demo": script("examples/demo.py", "the demonstration"), "bench": script("bench/__main__.py", "the benchmarks"),
+  "run": run, "test": test, "lint": lint,
   "tree": lazy("tree", env.venv), "doctor": lazy("doctor", ready),
   **{name: lazy(name, ready) for name in ("check", "export", "apply", "rebase", "wheel")},
 }

@@ -1,16 +1,17 @@
 """`dev doctor`: what this machine offers for an Adreno 630, what to do about each problem, and a self-test.
 
-Kernel requests are made with raw bytes here, not with the runtime's bindings, so that a fault in those cannot hide. Layouts: drm/drm.h, drm/msm_drm.h of
+Kernel requests are made with raw bytes here, not with the runtime's bindings, so that a fault in those cannot hide. Layouts: drm.h and msm_drm.h of
 Linux 7.2; msm_kgsl.h of the 4.9 kernels."""
 from __future__ import annotations
-import ctypes, dataclasses, errno, fcntl, glob, grp, json, os, pathlib, platform, pwd, stat, struct, subprocess
+import ctypes, dataclasses, errno, fcntl, glob, grp, json, os, pathlib, platform, pwd, re, stat, struct, subprocess
 from collections.abc import Callable
 from typing import Any
 from stack import env, series as ser
 from stack.env import BUILD, PYTHON, Problem, VENV
 
 DRM_VERSION, MSM_GET_PARAM, KGSL_GETPROPERTY = 0xc0406400, 0xc0186440, 0xc0180902
-MSM_PARAMS = {"gpu_id": 1, "gmem_bytes": 2, "chip_id": 3, "max_freq_hz": 4, "priorities": 7, "faults": 9, "suspends": 0xa, "va_start": 0xe, "va_size": 0xf}
+MSM_PARAMS = {"gpu_id": 1, "gmem_bytes": 2, "chip_id": 3, "max_freq_hz": 4, "priorities": 7, "faults": 9, "suspends": 0xa, "va_start": 0xe,
+              "va_size": 0xf}
 CHIPS = {0x0603: "Adreno 630"}  # chip_id >> 16, as the runtime matches it
 Ioctl = Callable[[int, bytearray], object]
 
@@ -52,12 +53,15 @@ def kgsl_info(ioctl: Ioctl) -> dict[str, int]:
 
 def chip_finding(subject: str, chip: int | str, facts: dict[str, Any]) -> Finding:
   if chip == "ENXIO":
-    return Finding(subject, "problem", "the msm driver runs, but no GPU is bound to it", "usually missing firmware: a630_sqe.fw, a630_gmu.bin and the board's "
+    return Finding(subject, "problem", "the msm driver runs, but no GPU is bound to it",
+                   "usually missing firmware: a630_sqe.fw, a630_gmu.bin and the board's "
                    "a630_zap.mbn below /lib/firmware/qcom; `dmesg | grep -iE 'adreno|a630|msm'` names the file it looked for", facts)
-  if not isinstance(chip, int): return Finding(subject, "problem", f"the kernel does not tell the chip ({chip})", "update the kernel to 6.1 or newer", facts)
+  if not isinstance(chip, int):
+    return Finding(subject, "problem", f"the kernel does not tell the chip ({chip})", "update the kernel to 6.1 or newer", facts)
   name = CHIPS.get(chip >> 16)
   if name is None:
-    return Finding(subject, "problem", f"chip {chip:#010x} is not supported", f"supported: {', '.join(f'{n} ({c:#06x}xxxx)' for c, n in CHIPS.items())}", facts)
+    known = ", ".join(f"{n} ({c:#06x}xxxx)" for c, n in CHIPS.items())
+    return Finding(subject, "problem", f"chip {chip:#010x} is not supported", f"supported: {known}", facts)
   return Finding(subject, "ok", f"{name}, chip {chip:#010x}", facts=facts)
 
 def access_remedy(node: str, st: os.stat_result) -> str:
@@ -67,7 +71,9 @@ def access_remedy(node: str, st: os.stat_result) -> str:
   try: user = pwd.getpwuid(os.getuid()).pw_name
   except KeyError: user = str(os.getuid())
   if st.st_mode & stat.S_IWGRP and st.st_gid not in (os.getgid(), *os.getgroups()): return f"sudo usermod -aG {group} {user}, then log in again"
-  if not st.st_mode & stat.S_IWGRP: return f"the node is closed to its group {group}; a udev rule such as KERNEL==\"{os.path.basename(node)}\", GROUP=\"{group}\", MODE=\"0660\" opens it"
+  if not st.st_mode & stat.S_IWGRP:
+    rule = f'KERNEL=="{os.path.basename(node)}", GROUP="{group}", MODE="0660"'
+    return f"the node is closed to its group {group}; a udev rule such as {rule} opens it"
   return "the file mode allows it, so a security module (SELinux, a container's device list) does not; `ls -Z` and `dmesg` tell"
 
 def probe(node: str, facts_of: Callable[[Ioctl, dict[str, Any]], Finding]) -> Finding:
@@ -80,7 +86,8 @@ def probe(node: str, facts_of: Callable[[Ioctl, dict[str, Any]], Finding]) -> Fi
     return Finding(node, "problem", f"cannot be opened: {errno.errorcode.get(e.errno or 0)} ({facts['mode']})", remedy, facts)
   def ioctl(request: int, arg: bytearray) -> object: return fcntl.ioctl(fd, request, arg, True)
   try: return facts_of(ioctl, facts)
-  except OSError as e: return Finding(node, "problem", f"refuses a request: {errno.errorcode.get(e.errno or 0)}", "the driver is not the expected one; see dmesg", facts)
+  except OSError as e:
+    return Finding(node, "problem", f"refuses a request: {errno.errorcode.get(e.errno or 0)}", "not the expected driver; see dmesg", facts)
   finally: os.close(fd)
 
 def drm_node(node: str, ioctl: Ioctl, facts: dict[str, Any]) -> Finding:
@@ -107,7 +114,8 @@ def devices() -> list[Finding]:
   if os.path.exists(node := "/dev/kgsl-3d0"): found.append(probe(node, lambda i, f: kgsl_node(node, i, f)))
   if not found:
     text, remedy = "no /dev/dri/renderD* and no /dev/kgsl-3d0", ""
-    if "sdm845" in device_tree(): remedy = "this is an SDM845: enable CONFIG_DRM_MSM, and the gpu node (&gpu, &gmu, zap-shader) in the board's device tree"
+    if "sdm845" in device_tree():
+      remedy = "this is an SDM845: enable CONFIG_DRM_MSM, and the gpu node (&gpu, &gmu, zap-shader) in the board's device tree"
     found.append(Finding("device nodes", "problem" if remedy else "note", text, remedy))
   return found
 
@@ -129,12 +137,14 @@ def host() -> list[Finding]:
   found = [Finding("system", "ok", f"{platform.system()} {platform.release()} {platform.machine()}" + (f", {dt}" if (dt := device_tree()) else ""))]
   release = tuple(int(x) for x in platform.release().split("-")[0].split(".")[:2] if x.isdigit())
   if any(glob.glob("/sys/module/msm*")) and release < (6, 1):
-    found.append(Finding("kernel", "problem", f"msm in Linux {platform.release()} is older than what the runtime is written for", "use Linux 6.1 or newer"))
+    found.append(Finding("kernel", "problem", f"msm in Linux {platform.release()} is older than what the runtime needs", "Linux 6.1 or newer"))
   series = ser.load()
-  found.append(Finding("stack", "ok", f"tinygrad {series.base}+msm.{series.release}, {len(series.entries)} commits, Python {platform.python_version()}"))
+  version = f"tinygrad {series.base}+msm.{series.release}"
+  found.append(Finding("stack", "ok", f"{version}, {len(series.entries)} commits, Python {platform.python_version()}"))
   cc = env.clang()
-  shown = subprocess.run([cc, "--version"], capture_output=True, text=True).stdout.splitlines()
-  found.append(Finding("clang", "ok", f"{cc} ({shown[0] if shown else 'no version'})" + (", from .venv: the system has none" if str(VENV) in cc else "")))
+  shown = re.search(r"\bversion (\S+)", subprocess.run([cc, "--version"], capture_output=True, text=True).stdout)
+  source = ", from .venv: the system has none" if str(VENV) in cc else ""
+  found.append(Finding("clang", "ok", f"{cc} ({shown[1] if shown else 'no version'}){source}"))
   found.append(mesa())
   cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tinygrad"
   size = sum(f.stat().st_size for f in cache.rglob("*") if f.is_file()) if cache.is_dir() else 0
@@ -169,22 +179,26 @@ def step(x): return ((x + 1).contiguous() * 2).realize()
 for i in range(24):
   x = a + i
   assert np.array_equal(step(Tensor(x).realize()).numpy(), (x + 1) * 2), f"replay {i} is wrong"
-print(json.dumps({"device": Device.DEFAULT, "arch": getattr(dev.renderer.target, "arch", ""), "interface": type(getattr(dev, "iface", None)).__name__}))
+iface = type(getattr(dev, "iface", None)).__name__
+print(json.dumps({"device": Device.DEFAULT, "arch": getattr(dev.renderer.target, "arch", ""), "interface": iface}))
 '''
 
 def selftest(dev: str) -> Finding:
   """add, matmul and 24 replays on `dev`, compared with numpy, in a child process: a hang or a crash there is a finding here."""
   subject = "self-test"
   child = {**env.environment(), "DEV": dev, "PARALLEL": "0"}
-  try: done = subprocess.run([str(PYTHON), "-c", SELFTEST], capture_output=True, text=True, env=child, cwd=BUILD, timeout=300, stdin=subprocess.DEVNULL)
-  except subprocess.TimeoutExpired: return Finding(subject, "problem", f"DEV={dev}: no result within 300 s", "the GPU hangs: see dmesg and the core dump")
+  cmd = [str(PYTHON), "-c", SELFTEST]
+  try: done = subprocess.run(cmd, capture_output=True, text=True, env=child, cwd=BUILD, timeout=300, stdin=subprocess.DEVNULL)
+  except subprocess.TimeoutExpired:
+    return Finding(subject, "problem", f"DEV={dev}: no result within 300 s", "the GPU hangs: see dmesg and the core dump")
   if done.returncode == 0:
     facts = json.loads(done.stdout.splitlines()[-1])
     what = "the VIRTUAL Adreno 630, no hardware was used" if "MOCK" in dev else "the real device"
     return Finding(subject, "ok", f"DEV={dev}: add, matmul and 24 replays are right on {what}", facts=facts)
   lines = done.stderr.strip().splitlines()
   said = lines[-1] if lines else f"ended by signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-  return Finding(subject, "problem", f"DEV={dev}: {said}", f"repeat with DEBUG=2: DEV={dev} DEBUG=2 ./dev run -m pytest build/tree/test/test_tiny.py", {"stderr": lines[-20:]})
+  repeat = f"repeat with more output: DEV={dev} DEBUG=2 ./dev test -n 0 test/test_tiny.py"
+  return Finding(subject, "problem", f"DEV={dev}: {said}", repeat, {"stderr": lines[-20:]})
 
 def choose(found: list[Finding]) -> str:
   """DEV for the self-test: the node that works, mainline first, else the virtual device."""
@@ -202,7 +216,8 @@ def main(args: list[str]) -> int:
   if args: print(json.dumps({"ok": not problems, "findings": [dataclasses.asdict(f) for f in report]}, indent=2))
   else:
     print(show(test))
-    print(f"doctor: {'ok' if not problems else f'{len(problems)} problem(s)'}" + ("" if any(f.state == "ok" for f in nodes) else "; no usable Adreno 630 in this machine"))
+    none = "" if any(f.state == "ok" for f in nodes) else "; no usable Adreno 630 in this machine"
+    print(f"doctor: {f'{len(problems)} problem(s)' if problems else 'ok'}{none}")
   return 1 if problems else 0
 
 def show(f: Finding) -> str:

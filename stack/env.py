@@ -71,7 +71,8 @@ def base_archives(python: str | os.PathLike[str] = PYTHON) -> tuple[pathlib.Path
     DOWNLOADS.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     run_step(f"downloading {path.name}",
-             [python, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--require-hashes", *kind, "-r", BASE, "-d", DOWNLOADS], NETWORK)
+             [python, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--require-hashes", *kind, "-r", BASE,
+              "-d", DOWNLOADS], NETWORK)
     if not path.is_file(): raise Problem(f"pip did not leave {path.name} in build/dl; remove that folder and try again")
   return sdist, wheel
 

@@ -7,7 +7,7 @@ from stack.series import Series, git
 
 def cover(series: Series) -> str:
   """Body of the cover letter: per commit, its first paragraph and the tests that prove it."""
-  lines = [f"This series lets tinygrad {series.base} run on Adreno 630 GPUs through mainline Linux (MSM DRM) as well as through KGSL, from one QCOM runtime.",
+  lines = [f"This series lets tinygrad {series.base} run on Adreno 630 GPUs through mainline Linux (MSM DRM) and through KGSL, from one runtime.",
            "No physical Adreno was used: the runtime was executed on the virtual Adreno 630 of the last commits, strict checks on.",
            "Each commit's tests fail without it and pass with it; `dev check` shows that for every commit.", ""]
   for i, e in enumerate(series.entries, 1):

@@ -51,7 +51,8 @@ def folder(name: str) -> pathlib.Path:
 
 def settings(tree: pathlib.Path, extra: Mapping[str, str]) -> dict[str, str]:
   """Environment of a run in `tree`: its own caches, so that nothing compiled before a change is taken for the result after it."""
-  return env.environment({"XDG_CACHE_HOME": str(tree / ".cache"), "HYPOTHESIS_STORAGE_DIRECTORY": str(tree / ".cache" / "hypothesis"), **extra}, tree=tree)
+  caches = {"XDG_CACHE_HOME": str(tree / ".cache"), "HYPOTHESIS_STORAGE_DIRECTORY": str(tree / ".cache" / "hypothesis")}
+  return env.environment({**caches, **extra}, tree=tree)
 
 def run_tests(tree: pathlib.Path, nodes: Iterable[str], extra: Mapping[str, str], workers: int = 0) -> list[Outcome]:
   """pytest over `nodes` (ids relative to `tree`) in `tree`. A file that does not exist there is one error. Never raises for what a test does."""
@@ -66,12 +67,14 @@ def run_tests(tree: pathlib.Path, nodes: Iterable[str], extra: Mapping[str, str]
     full["PYTHONPATH"] = os.pathsep.join([str(tree), tmp])
     cmd = [str(PYTHON), "-m", "pytest", "-q", "-p", "stack_outcomes", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tree), "--tb=short",
            *(["-n", str(workers)] if workers else []), *present]
-    try: done = subprocess.run(cmd, cwd=tree, env=full, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
+    pipes: dict[str, int] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    try: done = subprocess.run(cmd, cwd=tree, env=full, text=True, timeout=LIMIT, **pipes)  # type: ignore[call-overload]
     except subprocess.TimeoutExpired: return [*missing, Outcome(" ".join(present), "error", f"no result within {LIMIT} s")]
     tail = "\n".join(done.stdout.splitlines()[-15:])
     if not result.is_file(): return [*missing, Outcome(" ".join(present), "error", f"pytest ended with status {done.returncode}:\n{tail}")]
     seen = [Outcome(node, *what) for node, what in json.loads(result.read_text()).items()]
-    unmatched = [Outcome(n, "error", f"no such test (pytest status {done.returncode}):\n{tail}") for n in present if not any(belongs(o.node, n) for o in seen)]
+    none = f"no such test (pytest status {done.returncode}):\n{tail}"
+    unmatched = [Outcome(n, "error", none) for n in present if not any(belongs(o.node, n) for o in seen)]
     return [*missing, *seen, *unmatched]
 
 def belongs(node: str, asked: str) -> bool:
@@ -88,7 +91,8 @@ def generated_code(tree: pathlib.Path, tree_id: str) -> dict[str, str]:
   """'device/kernel' -> hash of the code that `tree` generates for it, for the kernels of stack/codegen.py. `tree_id`: git id of its tinygrad folder;
   the answer is remembered by it, the probe and the compiler."""
   script = ROOT / "stack" / "codegen.py"
-  known = BUILD / "work" / f"codegen-{hashlib.sha256(f'{tree_id} {env.clang()} {CODEGEN_DEVICES} {script.read_text()}'.encode()).hexdigest()[:24]}.json"
+  key = f"{tree_id} {env.clang()} {CODEGEN_DEVICES} {script.read_text()}"
+  known = BUILD / "work" / f"codegen-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
   if known.is_file(): return dict(json.loads(known.read_text()))
   found = {}
   for dev in CODEGEN_DEVICES:

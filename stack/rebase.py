@@ -1,4 +1,4 @@
-"""`dev rebase`: tries the series on another tinygrad and runs its proving tests there. Reports three things apart: changes that do not fit (conflicts),
+"""`dev rebase`: tries the series on another tinygrad and runs its proving tests there. Reports apart: changes that do not fit (conflict),
 tests that do not pass although the change fits (semantic breakage: a clean apply proves nothing), and tests that pass there without the change."""
 from __future__ import annotations
 import dataclasses, pathlib, re, zipfile
@@ -16,7 +16,7 @@ class Report:
   passed: list[str]                 # entries that apply and whose tests pass
 
 def base_tree(source: str, series: Series) -> str:
-  """Commit in build/tree's object store that holds the tinygrad that `source` names: a folder (git checkout: its HEAD; else its files) or a version."""
+  """Commit in build/tree's object store that holds the tinygrad that `source` names: a folder (HEAD of a git checkout, else files) or a version."""
   path = pathlib.Path(source)
   if path.is_dir() and git(path, "rev-parse", "-q", "--verify", "HEAD", check=False).returncode == 0:
     top = out(git(path, "rev-parse", "--show-toplevel"))
@@ -27,7 +27,8 @@ def base_tree(source: str, series: Series) -> str:
     return tree.commit_folder(TREE, path, f"files of {path.name}", series.author)
   if not re.fullmatch(r"\d+(\.\d+)+", source): raise Problem(f"{source} is neither a folder nor a version such as 0.13.0")
   dest = prove.folder("base-" + source)
-  env.run_step(f"downloading tinygrad {source}", [PYTHON, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:",
+  pip = [PYTHON, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+  env.run_step(f"downloading tinygrad {source}", [*pip, "--only-binary", ":all:",
                                                   f"tinygrad=={source}", "-d", dest], env.NETWORK)
   with zipfile.ZipFile(next(dest.glob("*.whl"))) as z: z.extractall(dest / "files")
   return tree.commit_folder(TREE, dest / "files", f"tinygrad {source}, unmodified", series.author)
@@ -38,7 +39,8 @@ def rebase(source: str, workers: int = 0) -> Report:
   base, commits = tree.history(series)
   onto = base_tree(source, series)
   applied = apply_series(TREE, onto, series, base, commits, go_on=True)
-  for name, c in applied.conflicts.items(): print(f"rebase: conflict: {name}: {', '.join(c.files) or 'see below'}", *("  " + x for x in str(c).splitlines()[1:6]), sep="\n")
+  for name, c in applied.conflicts.items():
+    print(f"rebase: conflict: {name}: {', '.join(c.files) or 'see below'}", *("  " + x for x in str(c).splitlines()[1:6]), sep="\n")
   final = commits[-1] if commits else base
   without, patched = prove.folder("rebase-without"), prove.folder("rebase-with")
   prove.lay_out(TREE, prove.with_tests(TREE, onto, final), without)
@@ -49,7 +51,8 @@ def rebase(source: str, workers: int = 0) -> Report:
     outcomes = prove.run_tests(patched, e.proves, e.env, workers)
     if (bad := [o for o in outcomes if o.status in ("failed", "error")]) or not any(o.status == "passed" for o in outcomes):
       broken[e.name] = bad or outcomes
-      print(f"rebase: BROKEN: {e.name} applies, but:", *(f"  {o.node}: {o.status}: {check.first_line(o.text)}" for o in broken[e.name]), sep="\n", flush=True)
+      print(f"rebase: BROKEN: {e.name} applies, but:", flush=True)
+      for o in broken[e.name]: print(f"  {o.node}: {o.status}: {check.first_line(o.text)}", flush=True)
       continue
     passed.append(e.name)
     if not any(f.startswith("test/mockgpu/") for f in ser.owners(series)[0][e.name]):
@@ -58,7 +61,8 @@ def rebase(source: str, workers: int = 0) -> Report:
     print(f"rebase: {e.name}: applies, tests pass", flush=True)
   for node in needless: print(f"rebase: {node} passes there without the series: fixed upstream?")
   report = Report(applied.conflicts, broken, needless, passed)
-  print(f"rebase: {'ok' if not (report.conflicts or broken) else 'FAILED'}: {len(passed)} fit and pass, {len(report.conflicts)} conflict, {len(broken)} fit but break")
+  counts = f"{len(passed)} fit and pass, {len(report.conflicts)} conflict, {len(broken)} fit but break"
+  print(f"rebase: {'FAILED' if report.conflicts or broken else 'ok'}: {counts}")
   return report
 
 def main(args: list[str]) -> int:

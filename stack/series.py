@@ -3,10 +3,11 @@ serves the built tree, a foreign checkout and a test repository alike, and a fai
 from __future__ import annotations
 import dataclasses, os, pathlib, re, subprocess, tempfile, tomllib
 from collections.abc import Iterable, Mapping
+from typing import Any
 from stack.env import Problem, ROOT
 
 DATE = "2026-08-25T00:00:00+0000"  # fixed, so that equal content gives equal commit ids
-# Folders of this repository that mirror a tinygrad checkout. test/stack tests this tool and belongs to no entry; upstream has its own test/__init__.py.
+# Folders of this repository that mirror a tinygrad checkout. test/stack tests this tool and belongs to no entry; upstream has test/__init__.py.
 OVERLAY, NOT_OVERLAY = ("tinygrad", "test"), re.compile(r"test/stack/|test/__init__\.py$|(.*/)?(__pycache__|\.[^/]*)/|.*\.pyc$")
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +57,10 @@ def load(root: pathlib.Path = ROOT) -> Series:
     if (odd := set(item) - set(known)): raise Problem(f"series.toml: {label}: unknown key {', '.join(sorted(odd))}; known are {', '.join(known)}")
     if not item.get("name") or not item.get("title"): raise Problem(f"series.toml: {label}: name and title are needed")
     if not item.get("files") and not item.get("patch"): raise Problem(f"series.toml: {label}: has neither files nor a patch")
-    entries.append(Entry(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}))
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
+    entries.append(Entry(**values))
   names = [e.name for e in entries]
-  if len(set(names)) != len(names): raise Problem(f"series.toml: two entries share a name: {', '.join(sorted({n for n in names if names.count(n) > 1}))}")
+  if (twice := sorted({n for n in names if names.count(n) > 1})): raise Problem(f"series.toml: two entries share a name: {', '.join(twice)}")
   for key in ("base", "release", "author"):
     if key not in raw: raise Problem(f"series.toml: {key} is missing")
   return Series(raw["base"], raw["release"], raw["author"], tuple(entries), root)
@@ -102,10 +104,10 @@ def git(repo: str | os.PathLike[str], *args: str | os.PathLike[str], index: str 
   """git in `repo` without the user's configuration, optionally on another index file. Raises Problem with git's own words."""
   inherited = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
   full = inherited | ISOLATED | ({"GIT_INDEX_FILE": os.fspath(index)} if index else {}) | dict(env or {})
-  cmd = ["git", "-c", "safe.directory=*", "-C", os.fspath(repo), *map(os.fspath, args)]
+  cmd = ["git", "-c", "safe.directory=*", "-C", os.fspath(repo), *(os.fspath(a) for a in args)]
   try: done = subprocess.run(cmd, input=data if data is not None else b"", capture_output=True, env=full)
   except FileNotFoundError as e: raise Problem("git is needed and not on PATH; install it") from e
-  if check and done.returncode: raise Problem(f"git {' '.join(map(os.fspath, args))} in {repo}: {done.stderr.decode(errors='replace').strip()}")
+  if check and done.returncode: raise Problem(f"git {' '.join(cmd[5:])} in {repo}: {done.stderr.decode(errors='replace').strip()}")
   return done
 
 def out(done: subprocess.CompletedProcess[bytes]) -> str: return done.stdout.decode(errors="replace").strip()

@@ -14,7 +14,8 @@ MARKERS = ("test/__init__.py", "test/null/__init__.py", "test/unit/__init__.py",
 
 def commit_folder(repo: pathlib.Path, top: pathlib.Path, text: str, author: str) -> str:
   """Commit in `repo` of tinygrad's files in `top`: package, tests, licence; no packaging metadata, and with MARKERS. `top` is not changed."""
-  files = [os.path.relpath(os.path.join(d, f), top) for part in ("tinygrad", "test") for d, _, fs in os.walk(top / part) for f in fs if not f.endswith(".pyc")]
+  walks = [w for part in ("tinygrad", "test") for w in os.walk(top / part)]
+  files = [os.path.relpath(os.path.join(d, f), top) for d, _, fs in walks for f in fs if not f.endswith(".pyc")]
   files += [f for f in ("LICENSE", "README.md", "pyproject.toml") if (top / f).is_file()]
   with tempfile.TemporaryDirectory(prefix="stack-") as tmp:
     index = os.path.join(tmp, "index")
@@ -83,7 +84,8 @@ def checkout(head: str, plan: dict[str, str], force: bool) -> None:
     if git(TREE, "read-tree", "-m", "-u", previous, plain, check=False).returncode:
       changing = set(out(git(TREE, "diff", "--name-only", previous, plain)).splitlines())
       edited = out(git(TREE, "diff-index", "--name-only", previous)).splitlines()
-      raise Problem(f"build/tree has edits that are in no patch, to files that the series changes too: {', '.join(f for f in edited if f in changing)}\n"
+      clash = ", ".join(f for f in edited if f in changing)
+      raise Problem(f"build/tree has edits that are in no patch, to files that the series changes too: {clash}\n"
                     "Save them with `dev tree --save NAME` (the entry they belong to), or drop them with `dev tree --force`.")
   else: git(TREE, "read-tree", "--reset", "-u", plain)
   git(TREE, "update-ref", "refs/plain", plain)
