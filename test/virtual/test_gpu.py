@@ -1,6 +1,8 @@
 """The virtual GPU end to end: compiled kernels through the command processor, compared with numpy; what a wrong driver gets told."""
+import dataclasses
 import numpy as np, pytest
 pytest.importorskip("tinygrad.runtime.autogen.mesa")
+from test.mockgpu.qcom.gpu import Strict
 from test.virtual.rig import Rig, Stream, tinygrad_on
 
 @pytest.fixture
@@ -20,3 +22,205 @@ def test_elementwise_reduce_and_matmul_match_numpy(rig):
     np.testing.assert_allclose(ta.sum(axis=0).numpy(), a.sum(axis=0), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(tb.softmax().numpy(), np.exp(b) / np.exp(b).sum(-1, keepdims=True), rtol=1e-5)
   assert len(calls) >= 4 and rig.gpu.counters["dispatches"] == len(calls) and not rig.gpu.reports
+
+# *** a hand-made dispatch, then the same with one thing wrong
+
+@pytest.fixture(scope="module")
+def double():
+  """out[i] = in[i] * 2 + 1 over 256 floats: (kernel, groups, local)."""
+  from tinygrad import Tensor
+  r = Rig()
+  with tinygrad_on(r) as calls: (Tensor(np.arange(256, dtype=np.float32), device="NULL").contiguous().realize() * 2 + 1).realize()
+  r.close()
+  c = calls[-1]
+  assert c.groups[0] * c.local[0] >= 64
+  return c.kernel, c.groups, c.local
+
+class Job:
+  """The `double` kernel on fresh buffers, ready to be submitted with changes."""
+  def __init__(self, rig, double):
+    self.rig, (k, self.groups, self.local) = rig, double
+    self.k = rig.load(dataclasses.replace(k, iova=0))
+    self.x = rig.alloc(1024, "x").put(np.arange(256, dtype=np.float32))
+    self.out = rig.alloc(1024, "out")
+    self.args = rig.args(self.k, self.out.iova, self.x.iova)
+
+  def stream(self, s=None, **over): return self.rig.dispatch(Stream() if s is None else s, self.k, self.args, self.groups, self.local, **over)
+  def run(self, without=(), **over): return self.rig.run(self.stream(**over), without=without, name="python")
+  def good(self): return np.array_equal(self.out.view(np.float32, 256), np.arange(256, dtype=np.float32) * 2 + 1)
+
+@pytest.fixture
+def job(rig, double): return Job(rig, double)
+
+def kinds(j): return [v.kind for v in j.result.reports]
+
+def test_a_complete_dispatch_is_accepted_without_a_word(job):
+  j = job.run()
+  assert j.result.status == "ok" and not j.result.reports, "\n".join(map(str, j.result.reports))
+  assert job.good() and job.rig.gpu.counters["dispatches"] == 1
+
+@pytest.mark.parametrize("which", ["x", "out", "args", "code", "ib", "dummy"])
+def test_every_kind_of_buffer_is_missed_by_name(job, which):
+  s = job.stream()
+  if which == "ib":
+    j = job.rig.job(s)
+    victim = job.rig.bufs[-1]
+    j.resident.discard(victim.info)
+    job.rig.gpu.submit(j)
+    assert j.wait(10)
+  else:
+    victim = next(b for b in job.rig.bufs if b.info.name.split()[0] == which)
+    j = job.rig.run(s, without=[victim])
+  report = str(next(v for v in j.result.reports if v.kind == "not_resident"))
+  assert j.result.status in ("fault", "hang") and "NOT in this submit's buffer list" in report and f"'{victim.info.name}'" in report, report
+  if which in ("x", "out"): assert "instruction" in report and "lane" in report and ("ldg" if which == "x" else "stg") in report, report
+  assert all(f.dmesg.startswith("*** gpu fault: ttbr0=") for f in j.result.faults) and j.result.faults
+
+def test_without_residency_checks_an_unlisted_buffer_works(double):
+  r = Rig(strict=Strict(residency=False))
+  job = Job(r, double)
+  assert job.run(without=[job.x, job.out]).result.status == "ok" and job.good()
+  r.close()
+
+def test_a_closed_buffer_is_named_with_its_history(job):
+  job.x.info.history.append("closed by the test")
+  job.rig.space.unmap(job.x.iova)
+  report = str(job.run().result.reports[0])
+  assert "'x'" in report and "freed" in report and "closed by the test" in report
+
+def test_out_of_bounds_is_told_apart_from_the_neighbour(rig, double):
+  job = Job(rig, double)
+  job.args = rig.args(job.k, job.out.iova + 4096 - 512, job.x.iova)
+  j = job.run()
+  report = str(j.result.reports[0])
+  assert j.result.reports[0].kind == "unmapped" and "past the end of" in report and "'out'" in report and j.result.faults[0].write
+
+@pytest.mark.parametrize("name", ["sp_mode_cntl", "sp_float_cntl", "cntl_0", "cntl_1", "base", "instr_size", "config", "const_config", "shared_consts"])
+def test_a_register_left_to_the_previous_client_is_reported(job, name):
+  j = job.run(**{name: -1})
+  report = next(v for v in j.result.reports if v.kind == "stale_register")
+  assert name.upper().removeprefix("SP_").replace("SHARED_CONSTS", "HLSQ_SHARED_CONSTS").replace("FLOAT_CNTL", "SP_FLOAT_CNTL") in report.summary
+
+def test_registers_of_an_earlier_submit_do_not_count(job):
+  assert not job.run().result.reports
+  assert "stale_register" in kinds(job.run(sp_float_cntl=-1))
+
+def test_a_chip_value_that_differs_is_reported(job):
+  (v,) = job.run(fixed_b600=0).result.reports
+  assert v.kind == "fixed_register" and "TPL1_DBG_ECO_CNTL = 0x0 (wants 0x108000)" in v.summary
+
+@pytest.mark.parametrize("over,kind,status,text", [
+  ({"const_config": 0x100}, "constlen", "ok", "CONSTLEN 0"),
+  ({"config": 0}, "bad_state", "hang", "ENABLED = 0"),
+  ({"instr_size": 0}, "fetch_bounds", "hang", "SP_CS_INSTR_SIZE is 0"),
+  ({"instr_size": 4096}, "fetch_bounds", "hang", "not all mapped"),
+  ({"cntl_0": 1 << 20 | 1 << 7}, "unsupported", "hang", "128 fibers"),
+  ({"cntl_0": 0}, "limit", "hang", "footprint is 0 vec4"),
+  ({"preload": -1}, "stale_state", "ok", "no LOAD_STATE6 of the shader"),
+  ({"consts": 1}, "undefined_const", "ok", "read before it was written"),
+  ({"sp_mode_cntl": 0xf}, "unsupported", "hang", "shared constants"),
+])
+def test_wrong_state_is_reported(job, over, kind, status, text):
+  j = job.run(**over)
+  assert kind in kinds(j) and j.result.status == status, [str(v) for v in j.result.reports]
+  assert any(text in str(v) for v in j.result.reports), [str(v) for v in j.result.reports]
+
+def test_a_workgroup_that_does_not_fit_is_refused(job):
+  full = 48
+  s = job.rig.setup(Stream(), job.k, job.args, (1, 1, 1), (1024, 1, 1), cntl_0=full << 7 | 1 << 1).pkt7(0x33, 0, 1, 1, 1).wfi()
+  report = job.rig.run(s).result.reports[-1]
+  assert report.kind == "limit" and "1024 threads" in report.summary and "128 threads fit" in report.summary
+
+def test_group_counts_must_match_the_ndrange(job):
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local).pkt7(0x33, 0, job.groups[0] - 1, 1, 1).wfi()
+  assert [v.subject for v in job.rig.run(s).result.reports] == ["ndrange"]
+
+def test_indirect_and_opencl_dispatch_take_their_counts_from_memory_and_registers(job):
+  counts = job.rig.alloc(4096, "counts").put(np.array(job.groups, np.uint32))
+  x, y, z = (n - 1 for n in job.local)
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local).pkt7(0x41, 0, counts.iova, counts.iova >> 32, x << 2 | y << 12 | z << 22)
+  assert not job.rig.run(s.wfi()).result.reports and job.good()
+  job.out.ram[:] = 0
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local).pkt4(0xb999, *job.groups).pkt7(0x31, 0)
+  assert not job.rig.run(s.wfi()).result.reports and job.good()
+
+def test_no_groups_means_no_work(job):
+  s = job.rig.setup(Stream(), job.k, job.args, (0, 1, 1), job.local).pkt7(0x33, 0, 0, 1, 1).wfi()
+  assert not job.rig.run(s).result.reports and not job.out.ram.any()
+
+def test_update_cntl_drops_queued_loads(job):
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local).pkt4(0xbb08, 0x20).pkt4(0xbb08, 0).pkt7(0x33, 0, *job.groups).wfi()
+  got = kinds(job.rig.run(s))
+  assert "stale_state" in got and "undefined_const" in got
+
+# *** order and caches
+
+def test_cpu_writes_between_submits_need_an_invalidate(job):
+  assert not job.run().result.reports
+  job.x.put(np.full(256, 3, np.float32))
+  s = job.stream()
+  at = next(i for i, w in enumerate(s.words) if w & 0xff7f0000 == 0x70460000 and s.words[i + 1] == 49)
+  s.words[at:at + 2] = Stream().nop(0).words
+  j = job.rig.run(s)
+  assert "stale_line" in kinds(j) and job.good(), "the shader saw what UCHE still held"
+  report = str(next(v for v in j.result.reports if "shader" in v.summary))
+  assert "CACHE_INVALIDATE" in report and "'x'" in report
+  assert not job.run().result.reports and (job.out.view(np.float32, 256) == 7).all()
+
+def test_a_signal_without_wait_for_idle_comes_before_the_result(job):
+  """The value is written while the dispatch may still run, and its data is not flushed."""
+  sig, seen = job.rig.alloc(4096, "signal"), job.rig.alloc(4096, "seen")
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local).pkt7(0x33, 0, *job.groups).flush(sig.iova, 1)
+  s.pkt7(0x75, 4, job.out.iova, job.out.iova >> 32, seen.iova, seen.iova >> 32)
+  assert not job.rig.run(s).result.reports and sig.u32() == 1 and not seen.ram.any() and job.good()
+
+def test_cp_reads_of_unflushed_results_are_reported(job):
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local).pkt7(0x33, 0, *job.groups).wfi()
+  s.pkt7(0x75, 4, job.out.iova, job.out.iova >> 32, job.rig.dummy.iova, job.rig.dummy.iova >> 32)
+  assert kinds(job.rig.run(s)) == ["unflushed_read"]
+
+def dependent(job, wait):
+  """Two dispatches, the second reads what the first wrote."""
+  second = job.rig.alloc(1024, "second")
+  args = job.rig.args(job.k, second.iova, job.out.iova)
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local).pkt7(0x33, 0, *job.groups)
+  if wait: s.wfi()
+  job.rig.setup(s, job.k, args, job.groups, job.local)
+  return second, job.rig.run(s.pkt7(0x33, 0, *job.groups).wfi())
+
+def test_dependent_dispatches_need_a_wait(job):
+  second, j = dependent(job, wait=True)
+  assert not j.result.reports and np.array_equal(second.view(np.float32, 256), np.arange(256) * 4 + 3)
+  _, j = dependent(job, wait=False)
+  report = str(next(v for v in j.result.reports if v.kind == "missing_wait"))
+  assert "WAIT_FOR_IDLE" in report and "'out'" in report and "ldg" in report
+
+def test_seeded_schedules_reorder_what_nobody_waited_for(double):
+  wrong = 0
+  for seed in range(8):
+    r = Rig(schedule=seed, grace_s=0.0)
+    second, _ = dependent(Job(r, double), wait=False)
+    wrong += not np.array_equal(second.view(np.float32, 256), np.arange(256) * 4 + 3)
+    r.close()
+  assert 0 < wrong < 8
+
+def test_independent_dispatches_need_no_wait(job):
+  other = job.rig.alloc(1024, "other")
+  args = job.rig.args(job.k, other.iova, job.x.iova)
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local).pkt7(0x33, 0, *job.groups)
+  job.rig.setup(s, job.k, args, job.groups, job.local).pkt7(0x33, 0, *job.groups).wfi()
+  assert not job.rig.run(s).result.reports and job.good() and np.array_equal(other.ram[:1024], job.out.ram[:1024])
+
+@pytest.mark.parametrize("order", ["forward", "reversed", 1, 2])
+def test_workgroup_order_does_not_change_the_result(double, order):
+  r = Rig(order=order)
+  job = Job(r, double)
+  assert not job.run().result.reports and job.good()
+  r.close()
+
+def test_state_memory_must_not_change_before_the_dispatch(job):
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local)
+  base = job.k.const_state.ubo_state.range[0].offset
+  s.mem_write(job.args.iova + base, job.out.iova + 64).invalidate().pkt7(0x33, 0, *job.groups).wfi()
+  got = kinds(job.rig.run(s))
+  assert got == ["load_state_changed"] and job.good(), "the model uses what the packet loaded"

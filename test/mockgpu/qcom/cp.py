@@ -90,7 +90,8 @@ class CommandProcessor:
     self.consts = np.zeros(1024, np.uint32)
     self.job: Job | None = None
     self._abort: Any = None
-    self.needs = {k: R.needs(k) for k in "dtsupgbx"}
+    self.needs = {k: R.needs(k) for k in "dtsupgx"}
+    self.fixed = {r: R.REGISTERS[r].fixed for r in self.needs["x"]}
     self._begin()
 
   def _begin(self) -> None:
@@ -284,8 +285,9 @@ class CommandProcessor:
     return self.old.get(reg, 0)
 
   def get(self, name: str, fieldname: str) -> int:
-    r = R.BY_NAME[name]
-    return r.get(self.value(r.offset), fieldname)
+    reg, lo, mask = R.FIELDS[name, fieldname]
+    v = self.now.get(reg)
+    return (self.value(reg) if v is None else v) >> lo & mask
 
   def get64(self, reg: int) -> int: return self.value(reg) | self.value(reg + 1) << 32
 
@@ -556,7 +558,7 @@ class CommandProcessor:
   def check_programmed(self, kinds: str) -> None:
     missing = [R.name(r) for k in kinds for r in sorted(self.needs[k] - self.now.keys())]
     if missing: self.report("stale_register", f"the dispatch depends on {', '.join(missing)}, not written in this submit", missing[0])
-    wrong = [R.REGISTERS[r] for r in sorted(self.needs["x"]) if self.now.get(r) != R.REGISTERS[r].fixed]
+    wrong = [R.REGISTERS[r] for r, v in self.fixed.items() if self.now.get(r) != v]
     if wrong:
       text = ", ".join(f"{r.name} {f'= {self.now[r.offset]:#x}' if r.offset in self.now else 'not written'} (wants {r.fixed:#x})" for r in wrong)
       self.report("fixed_register", text, wrong[0].name)
@@ -713,7 +715,7 @@ class CommandProcessor:
     from .gpu import Hang
     at: dict[str, Any] = {"kernel": p.kernel, "where": p.where, "dispatch": p.number}
     hang = None
-    for f in e.all:
+    for f in e.faults:
       details = [f"instruction {f.pc} at {p.base + f.pc * 8:#x}: {self.disassemble(p, f.pc)}", f"lane {f.lane} of workgroup {tuple(f.workgroup)}"]
       what = f"{'store' if f.write else 'load'} of {f.size} bytes at {f.address:#x}"
       kind = {"stale": "stale_line", "unsettled": "missing_wait", "register_limit": "limit", "call_stack": "limit"}.get(f.kind, f.kind)

@@ -188,8 +188,8 @@ class Space:
   def read_uche(self, addr: int, size: int, source: str = "UCHE") -> tuple[bytes, bool]:
     """`size` bytes as the shader core sees them (descriptor, constant and instruction fetch), and whether a line was stale. Raises MemoryFault."""
     if not self.uche: return self.read(addr, size, source), False
-    out, stale, done = (ctypes.c_uint8 * size)(), False, 0
     pieces = list(self._pieces(addr, size, False, source))
+    out, stale, done = (ctypes.c_uint8 * size)(), False, 0
     self._touched = True
     with self._running:
       table = self.table()

@@ -112,10 +112,6 @@ class Register:
   @functools.cached_property
   def mask(self) -> int: return functools.reduce(int.__or__, (f.mask for f in self.fields))
 
-  def get(self, value: int, field: str) -> int:
-    f = next(f for f in self.fields if f.name == field)
-    return (value & f.mask) >> f.lo
-
   def decode(self, value: int) -> str:
     """`SP_CS_CNTL_1 = 0x41 (SHARED_SIZE 1, CONSTANTRAMMODE 2)`; bits outside every field are named."""
     parts = [f"{f.name} {(value & f.mask) >> f.lo}" for f in self.fields if value & f.mask and f.name not in ("VALUE", "LO", "HI")]
@@ -139,7 +135,7 @@ def _parse() -> dict[int, Register]:
   return out
 
 REGISTERS = _parse()
-BY_NAME = {r.name: r for r in REGISTERS.values()}
+FIELDS = {(r.name, f.name): (r.offset, f.lo, f.mask >> f.lo) for r in REGISTERS.values() for f in r.fields}
 CP_ALWAYS_ON_COUNTER, CP_ALWAYS_ON_COUNTER_HI = 0x980, 0x981      # 64 bit, 19.2 MHz
 
 def needs(kinds: str) -> frozenset[int]:
