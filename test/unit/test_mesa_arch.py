@@ -1,0 +1,20 @@
+import os, subprocess, sys, unittest
+
+def run(script:str, dev:str) -> subprocess.CompletedProcess:
+  return subprocess.run([sys.executable, "-c", "from tinygrad import Tensor, Device\n"+script], capture_output=True, text=True, timeout=120,
+                        env={**os.environ, "DEV":dev, "PARALLEL":"0", "CCACHE":"0"})
+
+class TestMesaArch(unittest.TestCase):
+  def check_one_error(self, dev:str, *words:str):
+    ret = run("(Tensor.empty(4) + 1).realize()", dev)
+    self.assertEqual(ret.returncode, 1)
+    self.assertEqual(ret.stderr.count("Traceback"), 1, f"more than one error: {ret.stderr}")
+    for w in words: self.assertIn(w, ret.stderr.splitlines()[-1])
+
+  def test_ir3_no_arch(self): self.check_one_error("NULL:IR3", "IR3", "a630")
+  def test_ir3_other_adreno(self): self.check_one_error("NULL:IR3:a640", "a640", "a630")
+  def test_ir3_a7xx(self): self.check_one_error("NULL:IR3:a730,IMAGE_PITCH_ALIGNMENT=64", "a730", "a630")
+  def test_ir3_nonsense(self): self.check_one_error("NULL:IR3:nonsense", "nonsense", "a630")
+  def test_nak_nonsense(self): self.check_one_error("NULL:NAK:nonsense", "nonsense", "sm_")
+
+if __name__ == "__main__": unittest.main()
