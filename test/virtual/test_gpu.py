@@ -1,5 +1,5 @@
 """The virtual GPU end to end: compiled kernels through the command processor, compared with numpy; what a wrong driver gets told."""
-import dataclasses
+import dataclasses, time
 import numpy as np, pytest
 pytest.importorskip("tinygrad.runtime.autogen.mesa")
 from test.mockgpu.qcom.gpu import Strict
@@ -224,3 +224,123 @@ def test_state_memory_must_not_change_before_the_dispatch(job):
   s.mem_write(job.args.iova + base, job.out.iova + 64).invalidate().pkt7(0x33, 0, *job.groups).wfi()
   got = kinds(job.rig.run(s))
   assert got == ["load_state_changed"] and job.good(), "the model uses what the packet loaded"
+
+# *** hangs and the scheduler
+
+END, SPIN = 6 << 55, 2 << 55 | 0                          # cat0 words: end, jump to itself
+
+def program(job, *words):
+  job.k = job.rig.load(dataclasses.replace(job.k, code=np.array(words, "<u8").tobytes() + bytes(-len(words) * 8 % 128), iova=0, name="hand made"))
+  return job.k.iova
+
+def test_an_endless_shader_is_a_hang_with_its_instruction_and_later_jobs_run(rig, double):
+  job = Job(rig, double)
+  good = job.k
+  program(job, 0, SPIN, END)
+  j = job.run()
+  report = str(j.result.reports[-1])
+  assert j.result.status == "hang" and "instruction 1" in report and "jump" in report and "'code hand made'" in report, report
+  job.k = good
+  assert job.run().result.status == "ok" and job.good()
+  assert rig.gpu.counters["hangs"] == 1
+
+def test_a_running_shader_can_be_killed(double):
+  r = Rig(budget=1 << 40)
+  job = Job(r, double)
+  program(job, 0, SPIN, END)
+  j = r.job(job.stream())
+  r.gpu.submit(j)
+  assert not j.wait(0.1)
+  r.gpu.kill(j, "hangcheck")
+  assert j.wait(5) and j.result.status == "hang" and j.result.reason == "hangcheck"
+  r.close()
+
+def test_close_ends_a_running_shader_and_refuses_more(double):
+  r = Rig(budget=1 << 40)
+  job = Job(r, double)
+  program(job, SPIN)
+  a, b = r.job(job.stream()), r.job(job.stream())
+  r.gpu.submit(a)
+  r.gpu.submit(b)
+  assert not a.wait(0.05)
+  r.close()
+  assert a.finished.is_set() and b.finished.is_set() and b.result.status == "hang"
+  with pytest.raises(RuntimeError, match="closed"): r.gpu.submit(b)
+
+def test_data_instead_of_code_stops_with_the_encoding(job):
+  program(job, 0xffffffffffffffff, END)
+  j = job.run()
+  assert j.result.status == "hang" and j.result.reports[-1].kind == "unknown_instruction" and "0xffffffffffffffff" in str(j.result.reports[-1])
+
+def test_a_program_without_end_runs_out_of_its_declared_size(job):
+  program(job, *[0] * 16)
+  assert "fetch_past_end" in kinds(job.run())
+
+def test_programs_beyond_the_instruction_cache_need_the_workaround(job):
+  program(job, *[0] * 1040, END)
+  assert kinds(job.run(icache=-1)) == ["icache_bound"] and not job.run().result.reports
+
+def test_priorities_order_what_is_queued_and_nothing_preempts(rig):
+  order, gate = [], rig.alloc(4096, "gate")
+  first = rig.job(Stream().wait_mem(gate.iova, 1), priority=2)
+  jobs = [rig.job(Stream().nop(), priority=p, on_retire=lambda j, r: order.append((j.priority, j.number))) for p in (2, 1, 0, 1, 0)]
+  rig.gpu.submit(first)
+  while not rig.gpu._current: time.sleep(0.001)
+  for j in jobs: rig.gpu.submit(j)
+  gate.put(b"\1")
+  assert rig.gpu.idle(5) and order == [(0, 4), (0, 6), (1, 3), (1, 5), (2, 2)]
+
+def test_late_jobs_start_when_somebody_asks(double):
+  r = Rig(schedule="late", grace_s=30.0)
+  a, b = r.job(Stream().mem_write(r.dummy.iova, 1)), r.job(Stream().mem_write(r.dummy.iova, 2))
+  r.gpu.submit(a)
+  r.gpu.submit(b)
+  assert not a.wait(0.05)
+  r.gpu.poke(a)
+  assert a.wait(5) and not b.wait(0.05) and r.dummy.u32() == 1
+  r.gpu.poke()
+  assert b.wait(5) and r.dummy.u32() == 2
+  r.close()
+
+def test_late_jobs_start_after_the_grace_for_clients_that_poll_memory():
+  r = Rig(schedule="late", grace_s=0.05)
+  j = r.job(Stream().mem_write(r.dummy.iova, 1))
+  t = time.monotonic()
+  r.gpu.submit(j)
+  assert j.wait(5) and time.monotonic() - t >= 0.045
+  r.close()
+
+def test_without_execution_the_cp_still_signals(double):
+  r = Rig(execute=False)
+  job = Job(r, double)
+  sig = r.alloc(4096, "signal")
+  j = r.run(job.stream().mem_write(sig.iova, 5).timestamp(sig.iova + 8))
+  assert j.result.status == "ok" and sig.u32() == 5 and sig.view(np.uint64, 1, 8)[0] >= 1 << 32 and not job.out.ram.any()
+  assert r.gpu.counters["dispatches"] == 1 and "lane_instructions" not in r.gpu.counters
+  r.close()
+
+def test_results_are_in_memory_when_the_job_retires(job):
+  """The kernel's end-of-submit flush: no wait and no flush by the client."""
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local).pkt7(0x33, 0, *job.groups)
+  assert not job.rig.run(s).result.reports and job.good()
+
+def test_counters_count_lanes_and_bytes(job):
+  job.run()
+  c, per = job.rig.gpu.counters, job.rig.gpu.instructions()
+  assert c["submits"] == 1 and c["submit_bos"] == len(job.rig.bufs) and c["bytes_written"] == 1024 and c["bytes_read"] == 1024
+  assert sum(lanes for _, lanes in per.values()) == c["lane_instructions"] > 0 and per["end"][1] == job.groups[0] * job.local[0]
+
+def test_a_bug_of_the_model_ends_the_job_and_says_so(job):
+  class Broken:
+    waves = lanes = np.zeros(1)
+    bytes_read = bytes_written = 0
+    def program(self, code, **kw): raise ZeroDivisionError("boom")
+  job.rig.gpu._engine = Broken()
+  j = job.run()
+  assert j.result.status == "hang" and "ZeroDivisionError: boom" in j.result.reason and j.result.reports[0].kind == "internal"
+  job.rig.gpu._engine = None
+  assert job.run().result.status == "ok"
+
+@pytest.mark.parametrize("setting", ["nearly", {"caches": True}, 5])
+def test_unknown_strictness_is_refused(setting):
+  with pytest.raises(ValueError, match="strict"): Strict.of(setting)

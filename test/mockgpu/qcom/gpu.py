@@ -16,9 +16,9 @@ from . import report
 from .memory import BoInfo, Space
 from .report import Violation
 
-# kinds that the unmodified tinygrad 0.14.0 driver is known to trip over; see the stream it emits
-TINYGRAD_0_14 = frozenset({"constlen", "field_overflow:SP_CS_PVT_MEM_STACK_OFFSET", "pvt_mem:stack_offset", "stale_register", "fixed_register",
-                           "icache_bound", "bad_state:branchstack"})
+# What the unmodified tinygrad 0.14.0 driver is known to do: CONSTLEN without its shift, the call stack's offset in bytes, registers left alone
+TINYGRAD_0_14 = frozenset({"constlen", "field_overflow:SP_CS_PVT_MEM_STACK_OFFSET", "pvt_mem:stack_offset", "stale_register:SP_FLOAT_CNTL",
+                           "stale_register:HLSQ_SHARED_CONSTS", "fixed_register", "icache_bound"})
 
 @dataclass
 class Strict:
@@ -37,7 +37,19 @@ class Strict:
   def tolerates(self, kind: str, subject: str = "") -> bool: return kind in self.lenient or f"{kind}:{subject}" in self.lenient
 
   @classmethod
-  def off(cls) -> Strict: return cls(False, False, False, False, False)
+  def of(cls, setting: Strict | str | dict[str, Any] | None) -> Strict:
+    """From a configuration: None (everything on), "off", "tinygrad-0.14" (tolerates that driver's known slips), or a dict of fields.
+
+    Raises ValueError for anything else.
+    """
+    if setting is None: return cls()
+    if isinstance(setting, Strict): return setting
+    if setting == "off": return cls(False, False, False, False, False)
+    if setting == "tinygrad-0.14": return cls(lenient=TINYGRAD_0_14)
+    if isinstance(setting, dict):
+      if unknown := set(setting) - set(cls.__dataclass_fields__): raise ValueError(f"no strictness check is called {', '.join(sorted(unknown))}")
+      return cls(**{**setting, "lenient": frozenset(setting.get("lenient", ()))})
+    raise ValueError(f"strict must be 'off', 'tinygrad-0.14' or a dict of checks, not {setting!r}")
 
 @dataclass
 class FaultRecord:
@@ -87,12 +99,12 @@ class VirtualGPU:
   budget: instructions a wave may
   execute before its job counts as hung. counter_start: first value of the 19.2 MHz always-on counter. engine: a shader core with the interface of ir3.native.Engine.
   """
-  def __init__(self, chip_id: int = 0x06030002, strict: Strict | None = None, schedule: str | int = "asap", execute: bool = True, *,
+  def __init__(self, chip_id: int = 0x06030002, strict: Strict | str | dict[str, Any] | None = None, schedule: str | int = "asap", execute: bool = True, *,
                order: str | int = "forward", hang_wait_s: float = 2.0, grace_s: float = 0.02, counter_start: int = 0x1_0000_0000, budget: int = 1 << 29,
                rd: str | None = None, engine: Any = None):
     if schedule not in ("asap", "late") and not isinstance(schedule, int):
       raise ValueError(f"schedule must be 'asap', 'late' or an int seed, not {schedule!r}")
-    self.chip_id, self.strict, self.schedule, self.execute = chip_id, strict if strict is not None else Strict(), schedule, execute
+    self.chip_id, self.strict, self.schedule, self.execute = chip_id, Strict.of(strict), schedule, execute
     self.order, self.hang_wait_s, self.grace_s, self.budget = order, hang_wait_s, grace_s, budget
     self.random = random.Random(schedule if isinstance(schedule, int) else 0)
     self.counters: Counter[str] = Counter()
@@ -124,6 +136,10 @@ class VirtualGPU:
       from .ir3.native import Engine
       self._engine = Engine()
     return self._engine
+
+  def instructions(self) -> dict[str, tuple[int, int]]:
+    """Executed instructions by mnemonic: (by waves, by active lanes)."""
+    return self._engine.counts() if self._engine is not None else {}
 
   def counter_ticks(self) -> int:
     """The always-on counter, in ticks of 19.2 MHz."""
@@ -255,6 +271,9 @@ class VirtualGPU:
     if self.rd is not None: self.rd.submit(job)
     self.cp.run(job)
     space.uche_flush()                       # the ring's CACHE_FLUSH_TS with the fence value
+    if (engine := self._engine) is not None:
+      self.counters["wave_instructions"], self.counters["lane_instructions"] = int(engine.waves.sum()), int(engine.lanes.sum())
+      self.counters["bytes_read"], self.counters["bytes_written"] = engine.bytes_read, engine.bytes_written
 
 def _traceback(e: BaseException) -> list[str]:
   import traceback
