@@ -28,7 +28,7 @@ class Operand:
       n = hex(self.num) if self.num > 0x1000 else str(self.num)
       return mod + (f"h({n})" if self.half else n)
     if self.kind == "flut": return f"{mod}{h}({FLOAT_NAMES[self.num]})"
-    return f"{mod}{h}{self.kind[1]}<a0.x{f' + {self.num}' if self.num >= 0 else f' - {-self.num}'}>"
+    return f"{mod}{h}{'r' if self.kind == 'rgpr' else 'c'}<a0.x{f' + {self.num}' if self.num >= 0 else f' - {-self.num}'}>"
 
 def reg_name(num: int, half: bool = False) -> str:
   if num >> 2 == REG_A0 >> 2: return f"a{num & 3}.x"
@@ -77,11 +77,15 @@ class Instr:
     elif form == "mov" and self.src[0].kind == "imm" and self.types[0] in ("f32", "f16"):
       ops = f"{self.dst}, {'h' if self.types[0] == 'f16' else ''}({struct.unpack('<f', struct.pack('<I', self.src[0].num))[0]:f})"
     elif form == "mov" and self.dst is not None and self.dst.is_a0: name = "mova"
+    elif form == "gat": ops = ", ".join(map(str, (self.dst, *self.src)))
+    elif form == "sct": ops = ", ".join(map(str, (self.dst, *self.dst2, self.src[0])))
+    elif form == "movmsk": flags, name = flags.replace(f"(rpt{self.rpt})", ""), f"movmsk.w{32 * (self.rpt + 1)}"
     elif form in ("ldg", "ldl"):
       ops = f"{self.dst}, {name[2]}[{self.src[0]}{f'{self.offset:+d}' if self.offset else ''}], {self.count}"
     elif form in ("stg", "stl"):
       ops = f"{name[2]}[{self.src[0]}{f'{self.offset:+d}' if self.offset else ''}], {self.src[1]}, {self.count}"
     elif form == "isam":
+      name += "" if self.word >> 18 & 1 else ".1d"   # as Mesa prints it, whatever the texture is
       ops = f"({self.types[0]})({''.join('xyzw'[i] for i in range(4) if self.count >> i & 1)}){self.dst}, {self.src[0]}, s#{self.sampler}, t#{self.slot}"
     elif form == "stib": name, ops = f"stib.b.typed.2d.{self.types[0]}.{self.count}.imm", f"{self.src[0]}, {self.src[1]}, {self.slot}"
     elif form == "sync": name, ops = name + "".join(f".{c}" for c in self.scope), ""

@@ -53,6 +53,7 @@ class Row:
 
   def lane(self, width: int, sat: bool = False) -> Lane:
     """The lane function at operand width 16 or 32."""
+    if self.name == "absneg.f": return Lane(f"mov.u{width}", f"f{width}", (f"f{width}",), "a")  # bits, not values: no flush
     res, srcs = self.sem.split(":")
     full = lambda t: t if len(t) > 1 else f"{t}{width}"
     expr = self.sat if sat and self.sat != "clamp" else self.expr
@@ -240,5 +241,5 @@ def lanes() -> dict[str, Lane]:
     for w in (r.width,) if r.width else (16, 32):
       for sat in (False, True) if r.sat not in ("", "clamp") else (False,):
         lane = r.lane(w, sat)
-        out[lane.key] = lane
+        out.setdefault(lane.key, lane)
   return out
