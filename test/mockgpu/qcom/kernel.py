@@ -4,7 +4,7 @@ A model decodes raw bytes with layouts that a C compiler produced (abi/*.json) a
 written through /proc/self/mem, so that a bad pointer is EFAULT here as it is in a kernel, not a crash of the test process.
 """
 from __future__ import annotations
-import bisect, collections, ctypes, dataclasses, errno, functools, heapq, json, mmap, os, pathlib, struct, time
+import bisect, collections, contextlib, ctypes, dataclasses, errno, functools, heapq, json, mmap, os, pathlib, struct, time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -204,12 +204,20 @@ class SyncFiles:
     return os.pipe2(os.O_CLOEXEC)
 
   def install(self, fds: tuple[int, int], fence: Fence) -> int:
+    if len(self._fences) >= 4096:                       # forget those whose descriptors are all closed
+      alive = {k for n in os.listdir("/proc/self/fd") if (k:=self._key(int(n))) is not None}
+      self._fences = {k: f for k, f in self._fences.items() if k in alive}
     self._fences[inode(fds[0])] = fence
     def signal() -> None:
-      os.write(fds[1], b"!")
+      with contextlib.suppress(BrokenPipeError): os.write(fds[1], b"!")       # nobody holds the sync_file any more
       os.close(fds[1])
     fence.then(signal)
     return fds[0]
+
+  @staticmethod
+  def _key(fd: int) -> tuple[int, int] | None:
+    try: return inode(fd)
+    except OSError: return None
 
   def find(self, fd: int) -> Fence:
     try: return self._fences[inode(fd)]
