@@ -111,8 +111,10 @@ class VirtualMachine:
 
 def make_gpu(config: Config) -> Any:
   from test.mockgpu.qcom.gpu import Strict, VirtualGPU
-  return VirtualGPU(config.chip_id, strict=config.strict if config.strict is not None else Strict(), schedule=config.schedule, execute=config.execute,
-                    hang_wait_s=config.hang_s, rd=config.rd)
+  gpu = VirtualGPU(config.chip_id, strict=config.strict if config.strict is not None else Strict(), schedule=config.schedule, execute=config.execute,
+                   hang_wait_s=config.hang_s, rd=config.rd)
+  if config.execute: _ = gpu.engine                     # its first build takes longer than a client's patience with a submit
+  return gpu
 
 _current: VirtualMachine | None = None
 _machines: weakref.WeakSet[VirtualMachine] = weakref.WeakSet()
