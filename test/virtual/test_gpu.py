@@ -1,8 +1,8 @@
 """The virtual GPU end to end: compiled kernels through the command processor, compared with numpy; what a wrong driver gets told."""
-import dataclasses, time
+import dataclasses, threading, time
 import numpy as np, pytest
 pytest.importorskip("tinygrad.runtime.autogen.mesa")
-from test.mockgpu.qcom.gpu import Strict
+from test.mockgpu.qcom.gpu import JobResult, Strict
 from test.virtual.rig import Rig, Stream, tinygrad_on
 
 @pytest.fixture
@@ -317,6 +317,21 @@ def test_without_execution_the_cp_still_signals(double):
   j = r.run(job.stream().mem_write(sig.iova, 5).timestamp(sig.iova + 8))
   assert j.result.status == "ok" and sig.u32() == 5 and sig.view(np.uint64, 1, 8)[0] >= 1 << 32 and not job.out.ram.any()
   assert r.gpu.counters["dispatches"] == 1 and "lane_instructions" not in r.gpu.counters
+  r.close()
+
+def test_without_execution_a_repeated_stream_signals_its_new_values_and_still_fails_when_it_breaks(double):
+  r = Rig(execute=False)
+  job, sig = Job(r, double), r.alloc(4096, "signal")
+  s = job.stream().mem_write(sig.iova, 1).wait_mem(sig.iova, 1)
+  j = r.job(s)
+  ib = r.bufs[-1].view(np.uint32)
+  for n in range(1, 5):
+    ib[len(s.words) - 8] = ib[len(s.words) - 3] = n      # patched in place, as a replayed graph is
+    j = r.gpu.submit(k := dataclasses.replace(j, result=JobResult(), finished=threading.Event())) or k
+    assert k.wait(5) and k.result.status == "ok" and sig.u32() == n and r.gpu.counters["dispatches"] == n
+  ib[0] ^= 1 << 23
+  r.gpu.submit(k := dataclasses.replace(j, result=JobResult(), finished=threading.Event()))
+  assert k.wait(5) and k.result.status == "hang" and k.result.reports[0].kind == "cp_error"
   r.close()
 
 def test_results_are_in_memory_when_the_job_retires(job):

@@ -28,6 +28,7 @@ QUIET_EVENTS = frozenset({1, 13, 14, 15, 16, 24, 25, 26, 28, 29})
 
 # limits of a630 (Mesa common/freedreno_devices.py): 16 waves of 64 fibers an SP, 96 vec4 registers for each of 128 fibers
 MAX_THREADS, REG_VEC4, LOCAL_BYTES, SP_COUNT, ICACHE_GROUPS = 1024, 96, 32768, 2, 64
+POISON = 0x52525252                                     # registers a client left alone; enables no shared constants and no F16_NO_INF
 ABSENT = 252                                            # register id "none"
 FIRST_SHARED, LAST_SHARED = 48 * 4, 56 * 4 - 1          # ids of r48.x .. r55.w
 
@@ -68,6 +69,19 @@ class Load:
   first: int
   data: bytes
 
+# packets that do nothing when dispatches are not executed, and packets that a Plan cannot foresee
+INERT = frozenset({0x10, 0x12, 0x13, 0x26, 0x32, 0x34, 0x36, 0x56, 0x65, 0x6b})
+BRANCHING = frozenset({0x21, 0x39, 0x3f, 0x42, 0x44, 0x45, 0x47, 0x57})
+LAUNCH = frozenset({0x31, 0x33, 0x41})
+
+@dataclass
+class Plan:
+  """How a command stream was parsed: where its headers lie, and the packets with an effect outside the GPU. Valid while the headers are the same."""
+  at: np.ndarray
+  headers: np.ndarray
+  effects: list[tuple[int, Callable[[Sequence[int]], Any], int]]     # dword of the header, handler, payload dwords
+  launches: int
+
 @dataclass
 class Pending:
   """A dispatch that was launched and not waited for."""
@@ -85,6 +99,7 @@ class CommandProcessor:
   def __init__(self, gpu: VirtualGPU):
     self.gpu = gpu
     self.headers: dict[int, Packet] = {}
+    self.plans: dict[tuple[int, int], Plan] = {}
     self.handlers = {op: getattr(self, name[3:].lower()) for op, name in OPCODES.items()}
     self.old: dict[int, int] = {}                       # registers as earlier jobs left them
     self.consts = np.zeros(1024, np.uint32)
@@ -106,7 +121,7 @@ class CommandProcessor:
     self.ib, self.size, self.pos, self.words, self.label = 0, 0, 0, [], None
     self.icache_label = 0                               # SP_PS_INSTR_SIZE at the last LABEL event
     self.cp_wrote = True                                # memory may have changed under UCHE: the CPU before this job, the CP within it
-    self.dispatches = 0
+    self.dispatches, self.kernel = 0, ""
 
   def reset(self) -> None:
     """GPU recovery: registers hold nothing in particular, queued work is gone."""
@@ -141,17 +156,49 @@ class CommandProcessor:
     raw = self.space.read(iova, dwords * 4, "CDP Prefetch") if dwords else b""
     saved = (self.ib, self.size, self.pos, self.words)
     self.stack.append((iova, dwords))
-    self.ib, self.size, self.words = iova, dwords, memoryview(raw).cast("I").tolist()
+    self.ib, self.size, self.words = iova, dwords, memoryview(raw).cast("I")
     self.gpu.counters["ib_dwords"] += dwords
-    try: self.execute(0, dwords)
-    except BaseException:
-      self.fault_position = (self.ib, self.size - self.pos)
-      raise
+    if self.gpu.execute or not self.replay(iova, dwords, raw): self.execute(0, dwords)
     self.stack.pop()
     self.ib, self.size, self.pos, self.words = saved
 
+  def replay(self, iova: int, dwords: int, raw: bytes) -> bool:
+    """Without execution: only the packets whose effect the CPU can see, as an earlier parse found them. False if there was none that fits."""
+    words = np.frombuffer(raw, np.uint32)
+    plan = self.plans.get((iova, dwords))
+    if plan is None or not np.array_equal(words[plan.at], plan.headers):
+      if (plan := self.plan(words.tolist())) is not None:
+        if len(self.plans) >= 256: self.plans.clear()
+        self.plans[iova, dwords] = plan
+      return False                                      # the first time every packet is checked
+    view = self.words
+    for i, handler, count in plan.effects:
+      self.pos = i
+      handler(view[i + 1:i + 1 + count].tolist())
+    self.gpu.counters["packets"] += len(plan.at)
+    self.gpu.counters["dispatches"] += plan.launches
+    return True
+
+  def plan(self, words: list[int]) -> Plan | None:
+    """None for a stream that branches or is broken: that one is executed packet by packet."""
+    at, effects, launches, i = [], [], 0, 0
+    while i < len(words):
+      try: p = self.headers.get(words[i]) or self.header(words[i])
+      except CPError: return None
+      if i + 1 + p.count > len(words): return None
+      at.append(i)
+      if p.handler is not None:
+        op = words[i] >> 16 & 0x7f
+        if op in BRANCHING: return None
+        if op in LAUNCH: launches += 1
+        elif op not in INERT and (op != 0x46 or p.count > 1): effects.append((i, p.handler, p.count))
+      i += 1 + p.count
+    where = np.array(at, np.int64)
+    return Plan(where, np.array(words, np.uint32)[where], effects, launches)
+
   def execute(self, i: int, end: int) -> None:
-    words, headers, now, update, packets = self.words, self.headers, self.now, self.now.update, 0
+    self.words = words = self.words.tolist() if isinstance(self.words, memoryview) else self.words
+    headers, now, update, packets = self.headers, self.now, self.now.update, 0
     while i < end:
       self.pos = i
       h = words[i]
@@ -228,7 +275,7 @@ class CommandProcessor:
 
   def report(self, kind: str, summary: str, subject: str = "", details: Sequence[str] = (), where: str | None = None, kernel: str = "",
              dispatch: int | None = None) -> None:
-    self.gpu.report(Violation(kind, summary, subject, kernel=kernel, where=self.where() if where is None else where, dispatch=dispatch,
+    self.gpu.report(Violation(kind, summary, subject, kernel=kernel or self.kernel, where=self.where() if where is None else where, dispatch=dispatch,
                               details=list(details)), self.job)
 
   def smmu_fault(self, e: MemoryFault, *, source: str = "", what: str = "", **kw: Any) -> None:
@@ -281,7 +328,7 @@ class CommandProcessor:
     """A register as the hardware would use it: this job's value; otherwise poison, if the client should have written it."""
     v = self.now.get(reg)
     if v is not None: return v
-    if self.gpu.strict.stale and not self.gpu.strict.tolerates("stale_register", R.name(reg)): return 0xa5a5a5a5 & R.REGISTERS[reg].mask
+    if self.gpu.strict.stale and not self.gpu.strict.tolerates("stale_register", R.name(reg)): return POISON & R.REGISTERS[reg].mask
     return self.old.get(reg, 0)
 
   def get(self, name: str, fieldname: str) -> int:
@@ -545,9 +592,10 @@ class CommandProcessor:
     self.dispatches += 1
     self.gpu.counters["dispatches"] += 1
     if not self.gpu.execute: return
-    p = self.prepare(groups, indirect, opencl)
-    self.loads = []
-    if p is None or 0 in groups: return
+    self.kernel = self.kernel_name(self.get64(0xa9b4))
+    p = self.prepare(groups, indirect, opencl, self.kernel)
+    self.loads, self.kernel = [], ""
+    if 0 in groups: return
     self.pending.append(p)
 
   def stop(self, kind: str, text: str) -> None:
@@ -563,8 +611,8 @@ class CommandProcessor:
       text = ", ".join(f"{r.name} {f'= {self.now[r.offset]:#x}' if r.offset in self.now else 'not written'} (wants {r.fixed:#x})" for r in wrong)
       self.report("fixed_register", text, wrong[0].name)
 
-  def prepare(self, groups: tuple[int, int, int], indirect: bool, opencl: bool) -> Pending | None:
-    """Reads the dispatch state as the hardware would at this packet, with every check. None if there is nothing that could run."""
+  def prepare(self, groups: tuple[int, int, int], indirect: bool, opencl: bool, kernel: str) -> Pending:
+    """Reads the dispatch state as the hardware would at this packet, with every check. Raises Hang for state that cannot run."""
     get, gpu = self.get, self.gpu
     ntex, nsamp, nuav = get("SP_CS_CONFIG", "NTEX"), get("SP_CS_CONFIG", "NSAMP"), get("SP_CS_CONFIG", "NUAV")
     pvt = get("SP_CS_PVT_MEM_PARAM", "MEMSIZEPERITEM") * 512
@@ -626,7 +674,6 @@ class CommandProcessor:
     # program
     base, size = self.get64(0xa9b4), get("SP_CS_INSTR_SIZE", "GROUPS")
     first = self.value(0xa9b3)
-    kernel = self.kernel_name(base)
     if size == 0: self.stop("fetch_bounds", "SP_CS_INSTR_SIZE is 0")
     if base & 127: self.report("bad_state", f"SP_CS_BASE = {base:#x} is not 128-byte aligned", "base_alignment")
     if self.shader is None: self.report("stale_state", f"no LOAD_STATE6 of the shader at {base:#x} in this submit: the instruction cache may hold older code", "shader")
