@@ -3,7 +3,7 @@
 It shares nothing with the runtime under test: packets and registers are written from Mesa's descriptions, in the order Mesa emits them.
 """
 from __future__ import annotations
-import contextlib, ctypes, mmap, struct
+import contextlib, mmap, struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -135,7 +135,8 @@ class Rig:
     if k.groups > 64 and off("icache", 0) != -1: s.pkt4(0xab05, k.groups).event(63)
     reg("config", 0xa9bb, 1 << 8)
     reg("const_config", 0xb987, -(-v.constlen // 4) | 1 << 8)
-    s.pkt4(0xb990, 3 | local[0] - 1 << 2 | local[1] - 1 << 12 | local[2] - 1 << 22, groups[0] * local[0], 0, groups[1] * local[1], 0, groups[2] * local[2], 0,
+    s.pkt4(0xb990, 3 | local[0] - 1 << 2 | local[1] - 1 << 12 | local[2] - 1 << 22,
+           groups[0] * local[0], 0, groups[1] * local[1], 0, groups[2] * local[2], 0,
            v.cs.work_group_id | 0xfc << 8 | 0xfc << 16 | v.cs.local_invocation_id << 24, 0xfc, 1, 1, 1)
     if consts: s.load_state(1, 13, consts, args.iova)
     if off("preload", 0) != -1: s.load_state(0, 13, min(k.groups, 64), k.iova)
@@ -170,7 +171,8 @@ def tinygrad_on(rig: Rig, **context: Any) -> Iterator[list[Call]]:
 
   class Program:
     def __init__(self, dev: Any, obj: Any):
-      self.kernel, self.signature, self.name, self.device, self.profile_key = Kernel.from_lib(obj.name, obj.lib), obj.signature, obj.name, dev.device, None
+      self.kernel, self.signature = Kernel.from_lib(obj.name, obj.lib), obj.signature
+      self.name, self.device, self.profile_key = obj.name, dev.device, None
     def __call__(self, *bufs: Any, global_size: Any = (1, 1, 1), local_size: Any = (1, 1, 1), vals: Any = (), wait: bool = False, **kw: Any) -> float:
       scalars = list(zip(vals, TinyELF.iter_sig(self.signature[len(bufs):], len(bufs) * 8)))
       base = self.kernel.const_state.ubo_state.range[0].offset

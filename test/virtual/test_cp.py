@@ -50,7 +50,8 @@ def test_no_known_register_is_protected_from_clients(): assert not [r.name for r
 
 @pytest.mark.parametrize("word,text", [
   (0x70908000, "wrong parity"), (0x70100000, "wrong parity"), (Stream().pkt4(0xb987, 0).words[0] ^ 1 << 27, "wrong parity"),
-  (Stream().pkt4(0xb987, 0).words[0] ^ 1 << 7, "wrong parity"), (0x40000000 | odd(0xb987) << 27 | 0xb987 << 8 | 1 << 7, "writes no register"), (0, "not a packet header"),
+  (Stream().pkt4(0xb987, 0).words[0] ^ 1 << 7, "wrong parity"),
+  (0x40000000 | odd(0xb987) << 27 | 0xb987 << 8 | 1 << 7, "writes no register"), (0, "not a packet header"),
   (0xdeadbeef, "not a packet header"), (0x70000000 | odd(0x7f) << 23 | 0x7f << 16 | 1 << 15, "unknown opcode 0x7f"),
   (0x70000000 | odd(0x10) << 23 | 0x10 << 16 | 1 << 15 | 1 << 14, "reserved bits")])
 def test_bad_headers_stop_the_cp_at_their_dword(rig, word, text):
@@ -167,7 +168,8 @@ def test_a_wait_ends_when_the_cpu_writes(rig):
 
 def test_an_unsatisfied_wait_is_a_hang_that_names_the_buffer_and_later_jobs_run(rig):
   m = rig.alloc(4096, "signal").put(struct.pack("<I", 2))
-  report = broken(rig.run(Stream().nop().wait_mem(m.iova, 3), name="python"), "hang", "'signal'", "value 0x2", ">= 0x3", "dword 0x1 (CP_WAIT_REG_MEM)")
+  job = rig.run(Stream().nop().wait_mem(m.iova, 3), name="python")
+  report = broken(job, "hang", "'signal'", "value 0x2", ">= 0x3", "dword 0x1 (CP_WAIT_REG_MEM)")
   assert "submit 1 'python'" in report
   ok(rig.run(Stream().mem_write(rig.dummy.iova, 1)))
   assert rig.dummy.u32() == 1 and any("hangcheck recover" in line for line in rig.gpu.dmesg)

@@ -95,7 +95,8 @@ def test_out_of_bounds_is_told_apart_from_the_neighbour(rig, double):
   report = str(j.result.reports[0])
   assert j.result.reports[0].kind == "unmapped" and "past the end of" in report and "'out'" in report and j.result.faults[0].write
 
-@pytest.mark.parametrize("name", ["sp_mode_cntl", "sp_float_cntl", "cntl_0", "cntl_1", "base", "instr_size", "config", "const_config", "shared_consts"])
+@pytest.mark.parametrize("name", ["sp_mode_cntl", "sp_float_cntl", "cntl_0", "cntl_1", "base", "instr_size", "config", "const_config",
+                                  "shared_consts"])
 def test_a_register_left_to_the_previous_client_is_reported(job, name):
   j = job.run(**{name: -1})
   report = next(v for v in j.result.reports if v.kind == "stale_register")

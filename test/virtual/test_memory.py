@@ -104,7 +104,9 @@ def test_without_cache_model_everybody_sees_memory():
   ram[:4] = 9
   assert fetch(sp, 0x10000, 4) == b"\x09" * 4 and sp.table()["cache"][0] == 0
 
-@given(size=st.integers(1, 700), ops=st.lists(st.tuples(st.sampled_from("cpu gpu flush inv".split()), st.integers(0, 699), st.integers(1, 90)), max_size=30))
+OPS = st.lists(st.tuples(st.sampled_from(["cpu", "gpu", "flush", "inv"]), st.integers(0, 699), st.integers(1, 90)), max_size=30)
+
+@given(size=st.integers(1, 700), ops=OPS)
 @settings(max_examples=150, deadline=None)
 def test_uche_matches_a_byte_model(size, ops):
   """Against a dictionary per line: memory bytes, cached bytes, dirty flag."""

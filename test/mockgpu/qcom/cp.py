@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes, struct, time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from . import registers as R
 from .memory import DIRTY, LINE, MemoryFault
@@ -35,6 +35,8 @@ FIRST_SHARED, LAST_SHARED = 48 * 4, 56 * 4 - 1          # ids of r48.x .. r55.w
 COMPARE: tuple[Callable[[int, int], bool], ...] = (lambda a, b: True, lambda a, b: a < b, lambda a, b: a <= b, lambda a, b: a == b,
                                                    lambda a, b: a != b, lambda a, b: a >= b, lambda a, b: a > b)
 
+SYMBOL = ("", "<", "<=", "==", "!=", ">=", ">")
+
 def parity(v: int) -> int:
   """PM4's odd parity bit: 1 when v has an even number of set bits."""
   return 1 - v.bit_count() % 2
@@ -56,8 +58,8 @@ class Packet:
   bad: tuple[int, ...] | None = None
 
 # (state block, state type) -> what is loaded, bytes a unit
-LOADS = {(13, 0): ("shader", 128), (13, 1): ("constants", 16), (13, 2): ("ubo", 8), (13, 3): ("uav", 64), (5, 0): ("sampler", 16), (5, 1): ("texture", 64),
-         (15, 0): ("uav", 64)}
+LOADS = {(13, 0): ("shader", 128), (13, 1): ("constants", 16), (13, 2): ("ubo", 8), (13, 3): ("uav", 64), (15, 0): ("uav", 64),
+         (5, 0): ("sampler", 16), (5, 1): ("texture", 64)}
 
 REGION = {"undefined_register": "register", "undefined_const": "constant", "undefined_local": "local memory"}
 
@@ -229,28 +231,29 @@ class CommandProcessor:
     typ = h >> 28
     if typ == 4:
       count, reg = h & 0x7f, h >> 8 & 0x3ffff
-      if h >> 7 & 1 != parity(count) or h >> 27 & 1 != parity(reg): raise CPError(f"type-4 header {h:#010x} has a wrong parity bit", self.opcode_error(h))
-      if count == 0: raise CPError(f"type-4 header {h:#010x} writes no register", self.opcode_error(h))
+      if h >> 7 & 1 != parity(count) or h >> 27 & 1 != parity(reg): raise self.bad_header(h, "has a wrong parity bit")
+      if count == 0: raise self.bad_header(h, "writes no register")
       for r in range(reg, reg + count):
         if R.protected(r, True):
           raise CPError(f"write to {R.name(r)}, which the kernel protects",
                         f"CP | protected mode error | WRITE | addr={r:#x} | status={0x80000000 | r:#x}")
-        if r not in R.REGISTERS: raise CPError(f"write to register {r:#x} (dword {r - reg} of {count} from {reg:#x}), which no compute client of a6xx has",
-                                               f"CP | AHB bus error | WRITE | addr={r:#x}")
+        if r not in R.REGISTERS:
+          raise CPError(f"write to register {r:#x} (dword {r - reg} of {count} from {reg:#x}), which no compute client of a6xx writes",
+                        f"CP | AHB bus error | WRITE | addr={r:#x}")
       bad = tuple(~R.REGISTERS[r].mask & 0xffffffff for r in range(reg, reg + count))
       p = Packet(count, None, reg, bad if any(bad) else None)
     elif typ == 7:
       count, op = h & 0x3fff, h >> 16 & 0x7f
-      if h >> 15 & 1 != parity(count) or h >> 23 & 1 != parity(op): raise CPError(f"type-7 header {h:#010x} has a wrong parity bit", self.opcode_error(h))
-      if h & 0x0f004000: raise CPError(f"type-7 header {h:#010x} has reserved bits set", self.opcode_error(h))
-      if op not in self.handlers: raise CPError(f"unknown opcode {op:#x} in header {h:#010x}", self.opcode_error(h))
+      if h >> 15 & 1 != parity(count) or h >> 23 & 1 != parity(op): raise self.bad_header(h, "has a wrong parity bit")
+      if h & 0x0f004000: raise self.bad_header(h, "has reserved bits set")
+      if op not in self.handlers: raise self.bad_header(h, f"has the unknown opcode {op:#x}")
       p = Packet(count, self.handlers[op])
-    else: raise CPError(f"{h:#010x} is not a packet header (only type 4 and type 7 exist since a5xx)", self.opcode_error(h))
+    else: raise self.bad_header(h, "is not a packet header (only type 4 and type 7 exist since a5xx)")
     self.headers[h] = p
     return p
 
   @staticmethod
-  def opcode_error(h: int) -> str: return f"CP | opcode error | possible opcode={h:#010x}"
+  def bad_header(h: int, what: str) -> CPError: return CPError(f"dword {h:#010x} {what}", f"CP | opcode error | possible opcode={h:#010x}")
 
   @staticmethod
   def packet_name(h: int) -> str:
@@ -285,7 +288,8 @@ class CommandProcessor:
     self.gpu.fault(v, self.job, e.address, e.write, e.kind == "readonly", source or e.source)
 
   def expect(self, args: Sequence[int], *counts: int) -> None:
-    if len(args) not in counts: raise CPError(f"{self.packet_name(self.words[self.pos])} takes {' or '.join(map(str, counts))} dwords, got {len(args)}")
+    if len(args) not in counts:
+      raise CPError(f"{self.packet_name(self.words[self.pos])} takes {' or '.join(map(str, counts))} dwords, got {len(args)}")
 
   def read_mem(self, addr: int, dwords: int) -> list[int]:
     """CP read from memory; a fault reads zero. Says so when the newest data is still in UCHE."""
@@ -302,7 +306,8 @@ class CommandProcessor:
     off = addr - s.iova
     lines = s.line[off // LINE:(off + size - 1) // LINE + 1]
     if (lines & DIRTY).any() and (s.mem[off:off + size] != s.cache[off:off + size]).any():
-      self.report("unflushed_read", f"CP reads {size} bytes at {addr:#x}, which a dispatch has written and nobody flushed", details=[self.space.explain(addr)])
+      self.report("unflushed_read", f"CP reads {size} bytes at {addr:#x}, which a dispatch has written and nobody flushed",
+                  details=[self.space.explain(addr)])
 
   def write_mem(self, addr: int, data: bytes) -> None:
     """CP write to memory; a fault drops it."""
@@ -418,7 +423,7 @@ class CommandProcessor:
     while not compare(conv((v := read()) & mask), want):
       if job.killed: raise Hang(job.killed)
       if time.monotonic() - start > self.gpu.hang_wait_s:
-        raise Hang(f"waited {self.gpu.hang_wait_s:g} s for {what}: value {v:#x} & {mask:#x} must be {('', '<', '<=', '==', '!=', '>=', '>')[func]} {ref:#x}")
+        raise Hang(f"waited {self.gpu.hang_wait_s:g} s for {what}: value {v:#x} & {mask:#x} must be {SYMBOL[func]} {ref:#x}")
       time.sleep(delay)
       delay = min(delay * 1.5, 1e-3)
 
@@ -598,7 +603,7 @@ class CommandProcessor:
     if 0 in groups: return
     self.pending.append(p)
 
-  def stop(self, kind: str, text: str) -> None:
+  def stop(self, kind: str, text: str) -> NoReturn:
     """A dispatch the hardware would not survive."""
     from .gpu import Hang
     raise Hang(text, kind)
@@ -618,85 +623,100 @@ class CommandProcessor:
     pvt = get("SP_CS_PVT_MEM_PARAM", "MEMSIZEPERITEM") * 512
     if gpu.strict.stale:
       self.check_programmed("d" + "t" * (ntex > 0) + "s" * (nsamp > 0) + "u" * (nuav > 0) + "p" * (pvt > 0) + "g" * opencl)
+    self.check_modes()
+    local = self.local_size()
+    self.check_size(groups, local, indirect, opencl)
+    full, half = get("SP_CS_CNTL_0", "FULLREGFOOTPRINT"), get("SP_CS_CNTL_0", "HALFREGFOOTPRINT")
+    ids = self.check_ids(full)
+    self.check_private_memory(pvt)
+    merged = bool(get("SP_CS_CNTL_0", "MERGEDREGS"))
+    base, code = self.fetch_program()
+    shared = get("SP_CS_CNTL_1", "SHARED_SIZE")
+
+    from .ir3.native import Dispatch
+    d = Dispatch(groups=groups, local=local, consts=self.consts.copy(), const_valid=self.loaded_consts() if gpu.strict.shader else None,
+                 wgid_reg=ids["WGIDCONSTID"], lid_reg=ids["LOCALIDREGID"], wgsize_reg=ids["WGSIZECONSTID"], full_regs=full, half_regs=half,
+                 branchstack=get("SP_CS_CNTL_0", "BRANCHSTACK"), local_bytes=(shared + 1) * 1024 if shared else LOCAL_BYTES, pvt_bytes=pvt,
+                 demote=bool(get("SP_MODE_CNTL", "CONSTANT_DEMOTION_ENABLE")), merged_regs=merged,
+                 f16_no_inf=bool(get("SP_FLOAT_CNTL", "F16_NO_INF")), textures=self.descriptors("texture", ntex, 0xa9e6, 64),
+                 samplers=self.descriptors("sampler", nsamp, 0xa9e2, 16), uavs=self.descriptors("uav", nuav, 0xa9f2, 64),
+                 space=self.space, order=gpu.order, budget=gpu.budget, strict=gpu.strict.shader, abort=ctypes.c_int32(0))
+    return Pending(self.dispatches, self.program(code, merged, base), d, self.loads, self.where(), kernel, code, base)
+
+  def check_modes(self) -> None:
+    get = self.get
     if not get("SP_CS_CONFIG", "ENABLED"): self.stop("bad_state", "dispatch with SP_CS_CONFIG.ENABLED = 0")
+    if not get("SP_CS_CONST_CONFIG", "ENABLED"): self.stop("bad_state", "dispatch with SP_CS_CONST_CONFIG.ENABLED = 0")
     if self.value(0xa9bb) & 15: self.stop("unsupported", "bindless descriptors (SP_CS_CONFIG) are not modelled")
     if get("SP_MODE_CNTL", "SHARED_CONSTS_ENABLE") or get("HLSQ_SHARED_CONSTS", "ENABLE") or get("SP_CS_CONST_CONFIG", "READ_IMM_SHARED_CONSTS"):
       self.stop("unsupported", "shared constants are enabled, which is not modelled")
-
-    # size
-    local = self.local_size()
-    threads = local[0] * local[1] * local[2]
-    total = (self.value(0xb991), self.value(0xb993), self.value(0xb995))
-    want = tuple(g * n for g, n in zip(groups, local))
-    if opencl and any(t > w or t <= w - n for t, w, n in zip(total, want, local)) or not opencl and not indirect and total != want:
-      self.report("bad_state", f"{groups} groups of {local} are {want} threads, SP_CS_NDRANGE_1/3/5 say {total}", "ndrange")
-    if opencl and total != want: self.stop("unsupported", f"partial workgroups: {total} threads in groups of {local}, which is not modelled")
-    if any(self.value(r) for r in (0xb992, 0xb994, 0xb996)): self.stop("unsupported", "a global offset (SP_CS_NDRANGE_2/4/6) is not modelled")
-    full, half = get("SP_CS_CNTL_0", "FULLREGFOOTPRINT"), get("SP_CS_CNTL_0", "HALFREGFOOTPRINT")
-    merged = bool(get("SP_CS_CNTL_0", "MERGEDREGS"))
-    if threads > MAX_THREADS: self.stop("limit", f"a workgroup of {local} = {threads} threads, the chip runs {MAX_THREADS}")
-    regs = max(full, (half + 1) // 2) if merged else full + (half + 1) // 2
-    if threads > (fit := REG_VEC4 // max(1, regs) * 128):
-      self.stop("limit", f"a workgroup of {threads} threads with {full} full and {half} half vec4 registers, {fit} threads fit the register file")
     if get("SP_CS_CNTL_0", "THREADSIZE") != get("SP_CS_WGE_CNTL", "THREADSIZE"):
       self.report("bad_state", "SP_CS_CNTL_0 and SP_CS_WGE_CNTL disagree about THREADSIZE", "threadsize")
     if get("SP_CS_CNTL_0", "THREADSIZE"): self.stop("unsupported", "waves of 128 fibers (SP_CS_CNTL_0.THREADSIZE) are not modelled")
     if get("SP_CS_CNTL_0", "EARLYPREAMBLE"): self.stop("bad_state", "early preambles (SP_CS_CNTL_0) do not exist on a630")
-    if (shared := get("SP_CS_CNTL_1", "SHARED_SIZE")) > 31: self.stop("limit", f"{shared + 1} KiB of local memory, the chip has 32")
 
-    # register ids
-    ids = {n: get("SP_CS_CONST_CONFIG_0", n) for n in ("WGIDCONSTID", "WGSIZECONSTID", "WGOFFSETCONSTID", "LOCALIDREGID")}
-    for n in ("WGIDCONSTID", "WGSIZECONSTID", "WGOFFSETCONSTID"):
-      if ids[n] != ABSENT and not FIRST_SHARED <= ids[n] <= LAST_SHARED - 2:
-        self.report("bad_state", f"SP_CS_CONST_CONFIG_0.{n} = {ids[n]}: workgroup values go to shared registers r48.x to r55.w (192 to 223), 252 is none", n)
-    if ids["LOCALIDREGID"] != ABSENT and ids["LOCALIDREGID"] + 2 >= full * 4:
-      self.report("bad_state", f"SP_CS_CONST_CONFIG_0.LOCALIDREGID = {ids['LOCALIDREGID']} lies outside the {full} vec4 registers of the wave", "LOCALIDREGID")
+  def check_size(self, groups: tuple[int, int, int], local: tuple[int, int, int], indirect: bool, opencl: bool) -> None:
+    """Group counts against the NDRANGE, threads and registers against what an SP holds."""
+    get = self.get
+    threads = local[0] * local[1] * local[2]
+    total, want = (self.value(0xb991), self.value(0xb993), self.value(0xb995)), tuple(g * n for g, n in zip(groups, local))
+    if total != want and not indirect:
+      if opencl and all(w - n < t < w or t == w for t, w, n in zip(total, want, local)):
+        self.stop("unsupported", f"partial workgroups: {total} threads in groups of {local}, which is not modelled")
+      self.report("bad_state", f"{groups} groups of {local} are {want} threads, SP_CS_NDRANGE_1/3/5 say {total}", "ndrange")
+    if any(self.value(r) for r in (0xb992, 0xb994, 0xb996)): self.stop("unsupported", "a global offset (SP_CS_NDRANGE_2/4/6) is not modelled")
+    full, half = get("SP_CS_CNTL_0", "FULLREGFOOTPRINT"), get("SP_CS_CNTL_0", "HALFREGFOOTPRINT")
+    if threads > MAX_THREADS: self.stop("limit", f"a workgroup of {local} = {threads} threads, the chip runs {MAX_THREADS}")
+    regs = max(full, (half + 1) // 2) if get("SP_CS_CNTL_0", "MERGEDREGS") else full + (half + 1) // 2
+    if threads > (fit := REG_VEC4 // max(1, regs) * 128):
+      self.stop("limit", f"a workgroup of {threads} threads with {full} full and {half} half vec4 registers, {fit} threads fit the register file")
 
-    # constants
-    valid = self.const_valid
-    constlen = get("SP_CS_CONST_CONFIG", "CONSTLEN")
-    if not get("SP_CS_CONST_CONFIG", "ENABLED"): self.stop("bad_state", "dispatch with SP_CS_CONST_CONFIG.ENABLED = 0")
+  def check_ids(self, full: int) -> dict[str, int]:
+    """Registers that the hardware initialises: workgroup values are shared, the local id lies in the wave's own registers."""
+    ids = {n: self.get("SP_CS_CONST_CONFIG_0", n) for n in ("WGIDCONSTID", "WGSIZECONSTID", "WGOFFSETCONSTID", "LOCALIDREGID")}
+    for n, v in ids.items():
+      if v != ABSENT and n != "LOCALIDREGID" and not FIRST_SHARED <= v <= LAST_SHARED - 2:
+        self.report("bad_state", f"SP_CS_CONST_CONFIG_0.{n} = {v}: must be a shared register, r48.x to r55.y (192 to 221), or 252 for none", n)
+    if (lid := ids["LOCALIDREGID"]) != ABSENT and lid + 2 >= full * 4:
+      self.report("bad_state", f"SP_CS_CONST_CONFIG_0.LOCALIDREGID = {lid} lies outside the {full} vec4 registers of the wave", "LOCALIDREGID")
+    if ids["WGOFFSETCONSTID"] != ABSENT: self.stop("unsupported", "WGOFFSET in a register (SP_CS_CONST_CONFIG_0) is not modelled")
+    if self.get("SP_CS_WGE_CNTL", "LINEARLOCALIDREGID") != ABSENT: self.stop("unsupported", "a linear local id (SP_CS_WGE_CNTL) is not modelled")
+    return ids
+
+  def loaded_consts(self) -> np.ndarray:
+    """Which dwords of the constant file the shader may read: loaded in this submit, and within CONSTLEN (units of 4 vec4)."""
+    valid, constlen = self.const_valid.copy(), self.get("SP_CS_CONST_CONFIG", "CONSTLEN")
     if constlen == 0 and valid.any(): self.report("constlen", f"SP_CS_CONST_CONFIG = {self.value(0xb987):#x}: CONSTLEN 0 with constants loaded")
-    elif constlen * 16 < 1024:
-      valid = valid.copy()
-      valid[constlen * 16:] = False
+    else: valid[constlen * 16:] = False
+    return valid
 
-    # private memory: MEMSIZEPERITEM for 128 fibers of 16 waves, per SP
-    per_sp = get("SP_CS_PVT_MEM_SIZE", "TOTALPVTMEMSIZE") * 4096 if pvt or 0xa9b9 in self.now else 0
+  def check_private_memory(self, pvt: int) -> None:
+    """`pvt` bytes a fiber, for 128 fibers of 16 waves on each SP."""
+    per_sp = self.get("SP_CS_PVT_MEM_SIZE", "TOTALPVTMEMSIZE") * 4096 if pvt or 0xa9b9 in self.now else 0
     if pvt:
-      base = self.get64(0xa9b7)
-      if per_sp < pvt * 2048: self.report("pvt_mem", f"{pvt} bytes a fiber need {pvt * 2048:#x} bytes an SP, SP_CS_PVT_MEM_SIZE says {per_sp:#x}", "size")
-      if (short := self.unmapped(base, per_sp * SP_COUNT)) is not None:
-        self.smmu_fault(short, source="UCHE", what=f"private memory of {per_sp * SP_COUNT:#x} bytes at {base:#x} ends at {short.address:#x}")
-    if 0xa9bd in self.now and (off := get("SP_CS_PVT_MEM_STACK_OFFSET", "OFFSET") * 2048) > per_sp:
-      self.report("pvt_mem", f"SP_CS_PVT_MEM_STACK_OFFSET puts the call stack at {off:#x} of {per_sp:#x} bytes an SP (units of 2 KiB)", "stack_offset")
+      base, total = self.get64(0xa9b7), per_sp * SP_COUNT
+      if per_sp < pvt * 2048:
+        self.report("pvt_mem", f"{pvt} bytes a fiber need {pvt * 2048:#x} bytes an SP, SP_CS_PVT_MEM_SIZE says {per_sp:#x}", "size")
+      if (short := self.unmapped(base, total)) is not None:
+        self.smmu_fault(short, source="UCHE", what=f"private memory of {total:#x} bytes at {base:#x} ends at {short.address:#x}")
+    if 0xa9bd in self.now and (off := self.get("SP_CS_PVT_MEM_STACK_OFFSET", "OFFSET") * 2048) > per_sp:
+      self.report("pvt_mem", f"SP_CS_PVT_MEM_STACK_OFFSET puts the call stack at {off:#x} of {per_sp:#x} bytes an SP (2 KiB units)", "stack_offset")
 
-    # program
-    base, size = self.get64(0xa9b4), get("SP_CS_INSTR_SIZE", "GROUPS")
-    first = self.value(0xa9b3)
+  def fetch_program(self) -> tuple[int, bytes]:
+    """(address of the first instruction, code from there to the end that SP_CS_INSTR_SIZE declares)."""
+    base, size, first = self.get64(0xa9b4), self.get("SP_CS_INSTR_SIZE", "GROUPS"), self.value(0xa9b3)
     if size == 0: self.stop("fetch_bounds", "SP_CS_INSTR_SIZE is 0")
     if base & 127: self.report("bad_state", f"SP_CS_BASE = {base:#x} is not 128-byte aligned", "base_alignment")
-    if self.shader is None: self.report("stale_state", f"no LOAD_STATE6 of the shader at {base:#x} in this submit: the instruction cache may hold older code", "shader")
-    elif self.shader.address != base: self.report("stale_state", f"LOAD_STATE6 preloads the shader at {self.shader.address:#x}, SP_CS_BASE is {base:#x}", "shader")
+    if self.shader is None:
+      self.report("stale_state", f"no LOAD_STATE6 of the shader at {base:#x} in this submit: the instruction cache may hold older code", "shader")
+    elif self.shader.address != base:
+      self.report("stale_state", f"LOAD_STATE6 preloads the shader at {self.shader.address:#x}, SP_CS_BASE is {base:#x}", "shader")
     if size > ICACHE_GROUPS and self.icache_label < size:
       self.report("icache_bound", f"{size} groups of instructions without the prefetch workaround")
     code = self.fetch(base, size * 128, f"instruction fetch of {size} groups")
     if code is None: self.stop("fetch_bounds", f"SP_CS_INSTR_SIZE declares {size * 128} bytes of code at {base:#x}, which are not all mapped")
-    assert code is not None
     if first % 8 or first >= len(code): self.stop("bad_state", f"SP_CS_PROGRAM_COUNTER_OFFSET = {first:#x} in a program of {len(code)} bytes")
-    program = self.program(code[first:], merged, base + first, kernel)
-
-    if ids["WGOFFSETCONSTID"] != ABSENT: self.stop("unsupported", "WGOFFSET in a register (SP_CS_CONST_CONFIG_0) is not modelled")
-    if get("SP_CS_WGE_CNTL", "LINEARLOCALIDREGID") != ABSENT: self.stop("unsupported", "a linear local id (SP_CS_WGE_CNTL) is not modelled")
-    from .ir3.native import Dispatch
-    d = Dispatch(groups=groups, local=local, consts=self.consts.copy(), const_valid=valid.copy() if gpu.strict.shader else None,
-                 wgid_reg=ids["WGIDCONSTID"], lid_reg=ids["LOCALIDREGID"], wgsize_reg=ids["WGSIZECONSTID"], full_regs=full, half_regs=half,
-                 branchstack=get("SP_CS_CNTL_0", "BRANCHSTACK"), local_bytes=(shared + 1) * 1024 if shared else LOCAL_BYTES, pvt_bytes=pvt,
-                 demote=bool(get("SP_MODE_CNTL", "CONSTANT_DEMOTION_ENABLE")), merged_regs=merged, f16_no_inf=bool(get("SP_FLOAT_CNTL", "F16_NO_INF")),
-                 textures=self.descriptors("texture", ntex, 0xa9e6, 64), samplers=self.descriptors("sampler", nsamp, 0xa9e2, 16),
-                 uavs=self.descriptors("uav", nuav, 0xa9f2, 64), space=self.space, order=gpu.order, budget=gpu.budget,
-                 strict=gpu.strict.shader, abort=ctypes.c_int32(0))
-    return Pending(self.dispatches, program, d, self.loads, self.where(), kernel, code, base)
+    return base + first, code[first:]
 
   def unmapped(self, addr: int, size: int) -> MemoryFault | None:
     try:
@@ -716,10 +736,10 @@ class CommandProcessor:
                     [f"loaded {loaded[k].hex(' ', 4)}", f"memory {memory[k].hex(' ', 4)}"])
     return [loaded.get(k, memory[k]) for k in range(count)]
 
-  def program(self, code: bytes, merged: bool, base: int, kernel: str) -> Any:
+  def program(self, code: bytes, merged: bool, base: int) -> Any:
     from .ir3.native import UnknownInstruction
     try: return self.gpu.engine.program(code, merged_regs=merged)
-    except UnknownInstruction as e: self.stop("unknown_instruction", f"{e} at {base:#x}, kernel {kernel}")
+    except UnknownInstruction as e: self.stop("unknown_instruction", f"{e}, program at {base:#x}")
 
   # *** execution
 
@@ -754,8 +774,8 @@ class CommandProcessor:
     """LOAD_STATE6 may be performed as late as the dispatch: memory must still hold what it held at the packet."""
     data = load.data[:64 * self.get("SP_CS_CONST_CONFIG", "CONSTLEN")] if load.what == "constants" else load.data
     if data and self.space.read_uche(load.address, len(data))[0] != data:
-      self.report("load_state_changed", f"{load.what} at {load.address:#x} changed between CP_LOAD_STATE6 and the dispatch", where=p.where, kernel=p.kernel,
-                  dispatch=p.number, details=[self.space.explain(load.address)])
+      self.report("load_state_changed", f"{load.what} at {load.address:#x} changed between CP_LOAD_STATE6 and the dispatch", where=p.where,
+                  kernel=p.kernel, dispatch=p.number, details=[self.space.explain(load.address)])
 
   def shader_faults(self, e: Any, p: Pending) -> None:
     """Files what the shader core found: SMMU faults as the kernel would, the rest as violations. Raises Hang for a hang."""
@@ -776,8 +796,8 @@ class CommandProcessor:
         elif kind in ("stale_line", "missing_wait"): details.append(self.space.explain(f.address))
         self.report(kind, f"shader {what}", details=details, **at)
     if hang is not None:
-      raise Hang(f"kernel {p.kernel}: a wave of workgroup {tuple(hang.workgroup)} is still at instruction {hang.pc} ({self.disassemble(p, hang.pc)}) after "
-                 f"{self.gpu.budget} instructions")
+      raise Hang(f"kernel {p.kernel}: a wave of workgroup {tuple(hang.workgroup)} is still at instruction {hang.pc} "
+                 f"({self.disassemble(p, hang.pc)}) after {self.gpu.budget} instructions")
 
   @staticmethod
   def region_name(kind: str, address: int) -> str:

@@ -97,11 +97,12 @@ class VirtualGPU:
 
   order: workgroup order, "forward", "reversed" or a seed. hang_wait_s: how long a WAIT_REG_MEM may stay unsatisfied, in real seconds.
   budget: instructions a wave may
-  execute before its job counts as hung. counter_start: first value of the 19.2 MHz always-on counter. engine: a shader core with the interface of ir3.native.Engine.
+  execute before its job counts as hung. counter_start: first value of the 19.2 MHz always-on counter. engine: a shader core with the interface of
+  ir3.native.Engine.
   """
-  def __init__(self, chip_id: int = 0x06030002, strict: Strict | str | dict[str, Any] | None = None, schedule: str | int = "asap", execute: bool = True, *,
-               order: str | int = "forward", hang_wait_s: float = 2.0, grace_s: float = 0.02, counter_start: int = 0x1_0000_0000, budget: int = 1 << 29,
-               rd: str | None = None, engine: Any = None):
+  def __init__(self, chip_id: int = 0x06030002, strict: Strict | str | dict[str, Any] | None = None, schedule: str | int = "asap",
+               execute: bool = True, *, order: str | int = "forward", hang_wait_s: float = 2.0, grace_s: float = 0.02,
+               counter_start: int = 0x1_0000_0000, budget: int = 1 << 29, rd: str | None = None, engine: Any = None):
     if schedule not in ("asap", "late") and not isinstance(schedule, int):
       raise ValueError(f"schedule must be 'asap', 'late' or an int seed, not {schedule!r}")
     self.chip_id, self.strict, self.schedule, self.execute = chip_id, Strict.of(strict), schedule, execute

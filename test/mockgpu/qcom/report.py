@@ -25,8 +25,8 @@ REMEDY = {
   "limit": "The chip cannot run such a workgroup: it would hang or compute garbage.",
   "bad_state": "The dispatch state contradicts itself.",
   "pvt_mem": "Spilled registers would overwrite foreign memory: see SP_CS_PVT_MEM_PARAM (512 bytes a fiber), _BASE, _SIZE (4 KiB an SP).",
-  "icache_bound": "Programs beyond the 64-group instruction cache can hang in branch prefetch, unless SP_PS_INSTR_SIZE holds the same size and a LABEL "
-                  "event follows (Mesa issue 5892).",
+  "icache_bound": "Programs beyond the 64-group instruction cache can hang in branch prefetch, unless SP_PS_INSTR_SIZE holds the same size and "
+                  "a LABEL event follows (Mesa issue 5892).",
   "fetch_bounds": "The shader core fetches SP_CS_INSTR_SIZE groups of 128 bytes from SP_CS_BASE, and they must be mapped.",
   "unflushed_read": "The CP reads memory, the newest data is still dirty in UCHE: CACHE_FLUSH_TS and WAIT_FOR_IDLE first.",
   "stale_line": "UCHE still holds what memory held before the CPU or the CP wrote it: emit CACHE_INVALIDATE before the dispatch.",
