@@ -1,7 +1,7 @@
 """`dev rebase`: tries the series on another tinygrad and runs its proving tests there. Reports apart: changes that do not fit (conflict),
 tests that do not pass although the change fits (semantic breakage: a clean apply proves nothing), and tests that pass there without the change."""
 from __future__ import annotations
-import dataclasses, pathlib, re, zipfile
+import dataclasses, os, pathlib, re, zipfile
 from stack import check, env, prove, series as ser, tree
 from stack.apply import apply_series
 from stack.env import PYTHON, Problem, TREE
@@ -27,7 +27,7 @@ def base_tree(source: str, series: Series) -> str:
     return tree.commit_folder(TREE, path, f"files of {path.name}", series.author)
   if not re.fullmatch(r"\d+(\.\d+)+", source): raise Problem(f"{source} is neither a folder nor a version such as 0.13.0")
   dest = prove.folder("base-" + source)
-  pip = [PYTHON, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+  pip: list[str | os.PathLike[str]] = [PYTHON, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
   env.run_step(f"downloading tinygrad {source}", [*pip, "--only-binary", ":all:",
                                                   f"tinygrad=={source}", "-d", dest], env.NETWORK)
   with zipfile.ZipFile(next(dest.glob("*.whl"))) as z: z.extractall(dest / "files")

@@ -1,0 +1,73 @@
+"""`dev check`: accepts a commit only if its tests fail before it for the stated reason, pass after it, and nothing else changed."""
+from __future__ import annotations
+from test.stack.site import DOUBLE, HALF, HALF_TEST, SERIES, Site, entry
+
+HALF_KEYS = {"patch": "patches/02-half.patch", "files": ["test/unit/test_half.py"], "proves": ["test/unit/test_half.py::test_half"]}
+
+def test_a_good_series_is_proved(site: Site):
+  text = site.ok("check")
+  assert "double: proved" in text and "half: proved" in text and "check: ok (2 of 2 commits)" in text and "halves wrongly" in text
+
+def test_a_test_that_passes_before_the_commit_proves_nothing(site: Site):
+  site.write("test/unit/test_half.py", HALF_TEST.replace("half(4) == 2", "half(0) == 0"))
+  assert "test_half does not fail without this commit" in site.refused("check", "half")
+
+def test_of_a_whole_file_one_failing_test_is_enough(site: Site):
+  site.write("test/unit/test_half.py", HALF_TEST + "def test_zero(): assert half(0) == 0\n")
+  site.write("series.toml", SERIES + DOUBLE + entry("half", **{**HALF_KEYS, "proves": ["test/unit/test_half.py"]}))
+  assert "half: proved" in site.ok("check", "half")
+
+def test_a_test_that_fails_after_the_commit(site: Site):
+  site.write("test/unit/test_half.py", HALF_TEST.replace("== 2", "== 3"))
+  assert "test_half with this commit: AssertionError: halves wrongly" in site.refused("check", "half")
+
+def test_a_test_that_fails_before_by_an_import_error(site: Site):
+  site.write("test/unit/test_half.py", HALF_TEST.replace("import half", "import half, third"))
+  assert "cannot even start without this commit" in site.refused("check", "half")
+
+def test_the_stated_reason_must_be_the_reason(site: Site):
+  site.write("series.toml", SERIES + DOUBLE + entry("half", before="ZeroDivisionError", **HALF_KEYS))
+  assert "not for the stated reason /ZeroDivisionError/" in site.refused("check", "half")
+  site.write("series.toml", SERIES + DOUBLE + entry("half", before="halves wrongly", **HALF_KEYS))
+  assert "half: proved" in site.ok("check", "half")
+
+def test_a_new_module_states_the_import_error(site: Site):
+  site.write("tinygrad/fresh.py", "x = 1\n")
+  site.write("test/unit/test_fresh.py", "from tinygrad.fresh import x\ndef test_x(): assert x == 1\n")
+  keys = {"files": ["tinygrad/fresh.py", "test/unit/test_fresh.py"], "proves": ["test/unit/test_fresh.py"]}
+  site.write("series.toml", SERIES + DOUBLE + HALF + entry("fresh", before="No module named 'tinygrad.fresh'", **keys))
+  assert "fresh: proved" in site.ok("check", "fresh")
+
+def test_a_commit_that_breaks_an_earlier_one(site: Site):
+  breaks = (site.root / "patches/02-half.patch").read_text() + "+def double(x):\n+  return 9\n"
+  site.write("patches/02-half.patch", breaks.replace("@@ -9,3 +9,3 @@", "@@ -9,3 +9,5 @@"))
+  assert "test_double of an earlier commit, with this one" in site.refused("check", "half")
+
+def test_a_test_that_does_not_exist_or_is_skipped(site: Site):
+  site.write("series.toml", SERIES + DOUBLE + entry("half", **{**HALF_KEYS, "proves": ["test/unit/test_half.py::test_other"]}))
+  assert "half: NOT proved" in site.refused("check", "half")
+  site.write("test/unit/test_half.py", "import pytest\n@pytest.mark.skip\ndef test_half(): pass\n")
+  site.write("series.toml", SERIES + DOUBLE + HALF)
+  text = site.refused("check", "half")
+  assert "does not fail without this commit (skipped)" in text and "all skipped" in text
+
+def test_a_commit_without_proof_and_a_file_without_owner(site: Site):
+  site.write("test/unit/test_stray.py", "")
+  site.write("series.toml", SERIES + DOUBLE + entry("half", **{**HALF_KEYS, "proves": []}))
+  text = site.refused("check")
+  assert "half: NOT proved" in text and "names no proving test" in text and "test/unit/test_stray.py" in text
+
+def test_an_undeclared_change_of_generated_code(site: Site):
+  # the probe is replaced, the comparison and its claim are the real ones
+  site.write("stack/codegen.py", "import json\nfrom tinygrad.calc import half\nprint(json.dumps({'kernel': str(half(4))}))\n")
+  site.write("series.toml", SERIES + DOUBLE + entry("half", changes_codegen="", **HALF_KEYS))
+  assert "changes the code generated for CPU/kernel" in site.refused("check", "half")
+  site.write("stack/codegen.py", "import json\nprint(json.dumps({'kernel': 'same'}))\n")
+  assert "half: proved" in site.ok("check", "half")
+
+def test_a_crash_of_the_test_process_is_a_finding(site: Site):
+  site.write("test/unit/test_half.py", HALF_TEST.replace("assert half(4) == 2", "import os; half(4) == 2 or os.abort(); assert half(4) == 2"))
+  assert "half: proved" not in (text := site.dev("check", "half").stdout) or "pytest ended" in text
+
+def test_an_unknown_entry_is_named(site: Site):
+  assert "no entry 'nothing'" in site.refused("check", "nothing")
