@@ -4,7 +4,7 @@ A model decodes raw bytes with layouts that a C compiler produced (abi/*.json) a
 written through /proc/self/mem, so that a bad pointer is EFAULT here as it is in a kernel, not a crash of the test process.
 """
 from __future__ import annotations
-import bisect, collections, contextlib, ctypes, dataclasses, errno, functools, heapq, json, mmap, os, pathlib, struct, time
+import bisect, collections, contextlib, ctypes, dataclasses, errno, functools, heapq, json, mmap, operator, os, pathlib, struct, time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -44,10 +44,11 @@ class Layout:
       pos = off + n
     self.name, self.size, self.struct = name, size, struct.Struct(fmt + "x" * (size - pos))
     self.record: Any = dataclasses.make_dataclass(name, names, slots=True)
-    self._names = names
+    get = operator.attrgetter(*names)
+    self._values: Callable[[Any], Iterable[Any]] = get if len(names) > 1 else lambda rec: (get(rec),)
 
   def unpack(self, data: bytes) -> Any: return self.record(*self.struct.unpack(data))
-  def pack(self, rec: Any) -> bytes: return self.struct.pack(*[getattr(rec, n) for n in self._names])
+  def pack(self, rec: Any) -> bytes: return self.struct.pack(*self._values(rec))
 
 class Abi:
   """Layouts, constants and ioctl numbers of one abi/*.json."""
@@ -147,19 +148,20 @@ class Resv:
   __slots__ = ("writers", "readers")
   def __init__(self) -> None: self.writers, self.readers = dict[object, Fence](), dict[object, Fence]()
 
-  def add(self, fence: Fence, write: bool) -> None:
+  def add(self, fence: Fence, write: int) -> None:
     if write:
       self.writers[fence.context] = fence
-      self.readers.pop(fence.context, None)
+      if self.readers: self.readers.pop(fence.context, None)
     else: self.readers[fence.context] = fence
 
   def remove(self, fence: Fence) -> None:
-    for d in (self.writers, self.readers):
-      if d.get(fence.context) is fence: del d[fence.context]
+    if self.writers.get(c:=fence.context) is fence: del self.writers[c]
+    if self.readers and self.readers.get(c) is fence: del self.readers[c]
 
   def busy(self, write: bool) -> list[Fence]:
     """What a writer (all fences) or a reader (only writers' fences) has to wait for."""
-    return [f for d in ((self.writers, self.readers) if write else (self.writers,)) for f in d.values() if not f.signalled]
+    out = [f for f in self.writers.values() if not f.signalled]
+    return out + [f for f in self.readers.values() if not f.signalled] if write else out
 
 # *** shared memory, dma-buf, sync_file
 
@@ -255,31 +257,32 @@ class Model:
     machine = self.machine
     if machine.forked: raise RuntimeError("the virtual GPU does not cross a fork: its kernel model lives in the parent's memory. A real kernel would "
                                           "share the open file; open the device in the child, after configure(), instead")
-    self.calls[name] += 1
-    if machine.config.fail and (e:=machine.config.injected(name, self.calls[name])): raise error(e, f"injected: call {self.calls[name]} of {name}")
+    self.calls[name] = n = self.calls[name] + 1
+    if machine.config.fail and (e:=machine.config.injected(name, n)): raise error(e, f"injected: call {n} of {name}")
 
   def ioctl(self, file: Any, request: int, arg: Any) -> int:
     nr, size, direction = request & 0xff, request >> 16 & 0x3fff, request >> 30 & 3
     call = self._by_nr.get(nr) if request >> 8 & 0xff == self.type_byte else None
     if call is None: raise self.no_such_ioctl(request)
-    layout, direction = call.layout, direction & call.direction
+    name, handler, layout, direction = call.name, call.handler, call.layout, direction & call.direction
     buf = None
     if type(arg) is not int and arg is not None:
-      if memoryview(arg).nbytes < size: raise ValueError(f"{call.name}: the argument has {memoryview(arg).nbytes} bytes, the request says {size}")
+      if memoryview(arg).nbytes < size: raise ValueError(f"{name}: the argument has {memoryview(arg).nbytes} bytes, the request says {size}")
       buf = (ctypes.c_char * size).from_buffer(arg)
     data = b"" if not direction & 1 else buf.raw if buf is not None else copy_from_user(arg or 0, size)
     rec = layout.unpack(data if len(data) == layout.size else data[:layout.size].ljust(layout.size, b"\0"))
     ok = False
     try:
-      self.count(call.name)
-      with self.lock: call.handler(file, rec)
+      self.count(name)
+      with self.lock: handler(file, rec)
       ok = True
     except OSError as e:
-      self.machine.log(f"{self.prefix[0]}{call.name}: errno {e.errno}: " + "; ".join(getattr(e, "__notes__", ())))
+      self.machine.log(f"{self.prefix[0]}{name}: errno {e.errno}: " + "; ".join(getattr(e, "__notes__", ())))
       raise
     finally:
       if direction & 2 and (ok or self.copy_back_on_error):
-        out = layout.pack(rec)[:size].ljust(size, b"\0")
+        out = layout.pack(rec)
+        if size != layout.size: out = out[:size].ljust(size, b"\0")
         if buf is not None: buf[:size] = out
         else: copy_to_user(arg or 0, out)
     return 0

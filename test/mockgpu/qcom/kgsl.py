@@ -22,6 +22,7 @@ MAX_CONTEXTS = 197                                      # memstore slots: 8 KiB 
 CONTEXT_QUEUE, INFLIGHT = 50, 15                        # adreno_dispatch.c: entries a context may queue, commands in the ringbuffer
 FAULT_LIMIT, FAULT_WINDOW_NS = 3, 3_000_000_000
 DESTROY_WAIT_NS = 30_000_000_000
+MARKER, SYNC_ONLY, MEMOBJ = ABI.KGSL_CMDBATCH_MARKER, ABI.KGSL_CMDBATCH_SYNC, ABI.KGSL_OBJLIST_MEMOBJ
 NO_FAULT_TOLERANCE, USER_TS = ABI.KGSL_CONTEXT_NO_FAULT_TOLERANCE, ABI.KGSL_CONTEXT_USER_GENERATED_TS
 CONTEXT_FLAGS = (ABI.KGSL_CONTEXT_PREAMBLE | ABI.KGSL_CONTEXT_NO_GMEM_ALLOC | ABI.KGSL_CONTEXT_PER_CONTEXT_TS | USER_TS | NO_FAULT_TOLERANCE
                  | ABI.KGSL_CONTEXT_INVALIDATE_ON_FAULT | ABI.KGSL_CONTEXT_CTX_SWITCH | ABI.KGSL_CONTEXT_PRIORITY_MASK | ABI.KGSL_CONTEXT_TYPE_MASK
@@ -340,15 +341,15 @@ class KGSL(Model):
   def gpu_command(self, c: Client, a: Any) -> None:
     if a.numcmds > MAX_IBS or a.numobjs > MAX_IBS or a.numsyncs > MAX_SYNCPOINTS: raise error(errno.EINVAL, "too many IBs, objects or syncpoints")
     ctx = self._context(c, a.context_id)
-    marker = a.flags & ABI.KGSL_CMDBATCH_MARKER
-    sync_only = not marker and (a.flags & ABI.KGSL_CMDBATCH_SYNC or (a.numsyncs and not a.numcmds))
+    marker = a.flags & MARKER
+    sync_only = not marker and (a.flags & SYNC_ONLY or (a.numsyncs and not a.numcmds))
     deps = [] if marker else self._syncpoints(a.synclist, a.syncsize, a.numsyncs)
     if sync_only:
       self._check_state(ctx)
       ctx.waits += deps
       return
     ibs = self._objects(a.cmdlist, a.cmdsize, a.numcmds, 7)
-    self._objects(a.objlist, a.objsize, a.numobjs, ABI.KGSL_OBJLIST_MEMOBJ)
+    self._objects(a.objlist, a.objsize, a.numobjs, MEMOBJ)
     self._check_state(ctx)
     for gpuaddr, size in ibs:
       if not size or size // 4 > 0xfffff: raise error(errno.EINVAL, f"IB of {size} bytes")

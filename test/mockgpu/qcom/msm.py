@@ -18,6 +18,11 @@ ABI = Abi("msm.json")
 U32 = struct.Struct("<I")
 BO, CMD, SYNCOBJ, TIMESPEC = (ABI.layout(f"drm_msm_{n}") for n in ("gem_submit_bo", "gem_submit_cmd", "syncobj", "timespec"))
 PIPE_3D0, INT_MAX = 0x10, 0x7fffffff
+# what the submit path reads, as plain names: it runs once a replay in host-cost measurements
+NO_IMPLICIT, FENCE_FD_IN, FENCE_FD_OUT, FENCE_SN_IN, SUDO, SYNCOBJ_IN, SYNCOBJ_OUT, SUBMIT_FLAGS = (
+  getattr(ABI, f"MSM_SUBMIT_{n}") for n in ("NO_IMPLICIT", "FENCE_FD_IN", "FENCE_FD_OUT", "FENCE_SN_IN", "SUDO", "SYNCOBJ_IN", "SYNCOBJ_OUT", "FLAGS"))
+BO_WRITE, BO_NO_IMPLICIT, CMD_BUF, CMD_RESTORE = (
+  getattr(ABI, f"MSM_SUBMIT_{n}") for n in ("BO_WRITE", "BO_NO_IMPLICIT", "CMD_BUF", "CMD_CTX_RESTORE_BUF"))
 VA_START = 1 << 32                                      # private VM of an A630 (a6xx_catalog.c: 4GB_VA)
 SHARED_START, MMAP_START = 16 << 20, 1 << 32            # shared VM: above the first 16 MiB. mmap offsets: DRM_FILE_PAGE_OFFSET_START
 KMALLOC_MAX = 4 << 20                                   # one kmalloc holds a submit's tables
@@ -49,8 +54,7 @@ PROFILES = {
   "7.2": Profile(13, ubwc=True, gpuvm=True, perfcntr=True),
 }
 
-@dataclasses.dataclass(frozen=True)
-class SubmitRecord:
+class SubmitRecord(NamedTuple):
   """One accepted GEM_SUBMIT, for tests: raw tables as the client passed them, decoded on demand."""
   client: Client
   queue: int
@@ -58,13 +62,13 @@ class SubmitRecord:
   flags: int
   bo_table: bytes
   cmd_table: bytes
-  @functools.cached_property
+  @property
   def bos(self) -> list[tuple[int, int]]:
     """(handle, flags) in the order of the table."""
     return [(h, f) for f, h, _ in BO.struct.iter_unpack(self.bo_table)]
   @property
   def handles(self) -> list[int]: return [h for h, _ in self.bos]
-  @functools.cached_property
+  @property
   def cmds(self) -> list[tuple[int, int, int, int]]:
     """(type, submit_idx, submit_offset in bytes, size in bytes)."""
     return [c[:4] for c in CMD.struct.iter_unpack(self.cmd_table)]
@@ -480,10 +484,10 @@ class MSM(Model):
     vm = self.vm(c)
     if a.pad: raise error(errno.EINVAL, f"pad {a.pad}")
     if flags & 0xffff != PIPE_3D0: raise error(errno.EINVAL, f"pipe {flags & 0xffff:#x}")
-    if flags & 0xffff0000 & ~ABI.MSM_SUBMIT_FLAGS: raise error(errno.EINVAL, f"flags {flags:#x}")
-    if flags & ABI.MSM_SUBMIT_SUDO: raise error(errno.EINVAL, "SUDO needs a kernel option and CAP_SYS_RAWIO")
+    if flags & 0xffff0000 & ~SUBMIT_FLAGS: raise error(errno.EINVAL, f"flags {flags:#x}")
+    if flags & SUDO: raise error(errno.EINVAL, "SUDO needs a kernel option and CAP_SYS_RAWIO")
     q = self._queue(c, a.queueid)
-    out_fd = self.machine.syncs.create() if flags & ABI.MSM_SUBMIT_FENCE_FD_OUT else None
+    out_fd = self.machine.syncs.create() if flags & FENCE_FD_OUT else None
     try: fence = self._submit(c, a, p, vm, q, flags)
     except BaseException:
       for fd in out_fd or (): os.close(fd)
@@ -494,8 +498,8 @@ class MSM(Model):
   def _submit(self, c: Client, a: Any, p: Profile, vm: Vm, q: Queue, flags: int) -> Fence:
     nb, nc = a.nr_bos, a.nr_cmds
     if nb * SUBMIT_BO_BYTES + nc * SUBMIT_CMD_BYTES > KMALLOC_MAX: raise error(errno.ENOMEM, f"{nb} BOs and {nc} cmds do not fit in one allocation")
-    deps = [self.machine.syncs.find(a.fence_fd)] if flags & ABI.MSM_SUBMIT_FENCE_FD_IN else []
-    resets, outs = self._submit_syncobjs(c, a, flags, deps) if flags & (ABI.MSM_SUBMIT_SYNCOBJ_IN | ABI.MSM_SUBMIT_SYNCOBJ_OUT) else ((), ())
+    deps = [self.machine.syncs.find(a.fence_fd)] if flags & FENCE_FD_IN else []
+    resets, outs = self._submit_syncobjs(c, a, flags, deps) if flags & (SYNCOBJ_IN | SYNCOBJ_OUT) else ((), ())
 
     bo_table, bo_flags = self._user_table(a.bos, nb, BO.size), self.bo_flags
     entries = list(BO.struct.iter_unpack(bo_table))
@@ -516,24 +520,24 @@ class MSM(Model):
     resvs = {bo.resv for bo in bos}
     if len(resvs) != nb or vm.resv in resvs: raise error(p.duplicate, "a BO is listed twice, shares its reservation with another, or is NO_SHARE")
     context = q.entity
-    if not flags & ABI.MSM_SUBMIT_NO_IMPLICIT or p.writers_always_ordered:
+    if not flags & NO_IMPLICIT or p.writers_always_ordered:
       for bo, (f, _, _) in zip(bos, entries):
-        if (flags & ABI.MSM_SUBMIT_NO_IMPLICIT or f & ABI.MSM_SUBMIT_BO_NO_IMPLICIT) and not (p.writers_always_ordered and f & 2): continue
-        deps += [d for d in bo.resv.busy(bool(f & 2)) if d.context is not context]
+        if (flags & NO_IMPLICIT or f & BO_NO_IMPLICIT) and not (p.writers_always_ordered and f & BO_WRITE): continue
+        if bo.resv.writers or bo.resv.readers: deps += [d for d in bo.resv.busy(bool(f & BO_WRITE)) if d.context is not context]
 
     for bo in bos: bo.submits += 1                      # from here on the shrinker leaves them alone
     try:
       iovas = self._pin(bos, vm)
       ibs, restore = self._check_cmds(cmds, bos, iovas)
-      fence = self._new_fence(q, a.fence if flags & ABI.MSM_SUBMIT_FENCE_SN_IN else None)
+      fence = self._new_fence(q, a.fence if flags & FENCE_SN_IN else None)
     except BaseException:
-      for bo in bos: self._unref(bo)
+      for bo in bos: bo.submits -= 1
       raise
 
     job = Job(vm.space, ibs, {bo.info for bo in bos}, q.prio, c.comm)
     record = GpuJob(c, q, fence, bos, restore)
     fence.job, job.on_start, job.on_retire = job, functools.partial(self._start, record), functools.partial(self._retire, record)
-    for bo, (f, _, _) in zip(bos, entries): bo.resv.add(fence, bool(f & 2))
+    for bo, (f, _, _) in zip(bos, entries): bo.resv.add(fence, f & BO_WRITE)
     for handle in resets: c.syncobjs[handle] = None
     for handle in outs: c.syncobjs[handle] = fence
     self.submits.append(SubmitRecord(c, q.id, fence.seqno, flags, bo_table, cmd_table))
@@ -573,8 +577,8 @@ class MSM(Model):
       if nr_relocs:
         if not self.profile.relocs: raise error(errno.EINVAL, "relocs on a6xx")
         self._relocate(bos[idx], offset, copy_from_user(relocs, nr_relocs * 24), bos, iovas)
-      if typ == ABI.MSM_SUBMIT_CMD_BUF: ibs.append((iovas[idx] + (offset & ~3), size >> 2))
-      elif typ == ABI.MSM_SUBMIT_CMD_CTX_RESTORE_BUF: restore.append((iovas[idx] + (offset & ~3), size >> 2))
+      if typ == CMD_BUF: ibs.append((iovas[idx] + (offset & ~3), size >> 2))
+      elif typ == CMD_RESTORE: restore.append((iovas[idx] + (offset & ~3), size >> 2))
     return ibs, restore
 
   def _relocate(self, cmd: Bo, offset: int, table: bytes, bos: list[Bo], iovas: list[int]) -> None:
@@ -620,20 +624,17 @@ class MSM(Model):
       r.queue.fences.pop(r.fence.seqno, None)
       for bo in r.bos:
         bo.resv.remove(r.fence)
-        self._unref(bo)
+        bo.submits -= 1
+        if not bo.handles: self.put(bo)
       r.fence.signal()
       self.machine.retired()
-
-  def _unref(self, bo: Bo) -> None:
-    bo.submits -= 1
-    if not bo.handles: self.put(bo)
 
   # *** syncobjs and sync_files
 
   def _submit_syncobjs(self, c: Client, a: Any, flags: int, deps: list[Fence]) -> tuple[list[int], list[int]]:
     resets, outs, n = [], [], min(a.syncobj_stride, SYNCOBJ.size)
     def read(addr: int, i: int) -> Any: return SYNCOBJ.unpack(copy_from_user(addr + i * a.syncobj_stride, n).ljust(SYNCOBJ.size, b"\0"))
-    if flags & ABI.MSM_SUBMIT_SYNCOBJ_IN:
+    if flags & SYNCOBJ_IN:
       for i in range(a.nr_in_syncobjs):
         s = read(a.in_syncobjs, i)
         if s.point: raise error(errno.EOPNOTSUPP, "timeline point")
@@ -642,7 +643,7 @@ class MSM(Model):
         if (fence:=c.syncobjs[s.handle]) is None: raise error(errno.EINVAL, f"syncobj {s.handle} has no fence")
         deps.append(fence)
         if s.flags & ABI.MSM_SYNCOBJ_RESET: resets.append(s.handle)
-    if flags & ABI.MSM_SUBMIT_SYNCOBJ_OUT:
+    if flags & SYNCOBJ_OUT:
       for i in range(a.nr_out_syncobjs):
         s = read(a.out_syncobjs, i)
         if s.flags: raise error(errno.EINVAL, f"syncobj flags {s.flags:#x}")
