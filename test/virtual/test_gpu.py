@@ -3,7 +3,7 @@ import dataclasses, threading, time
 import numpy as np, pytest
 pytest.importorskip("tinygrad.runtime.autogen.mesa")
 from test.mockgpu.qcom.gpu import JobResult, Strict
-from test.virtual.rig import Rig, Stream, tinygrad_on
+from test.virtual.rig import FIXED, Rig, Stream, tinygrad_on
 
 @pytest.fixture
 def rig():
@@ -360,3 +360,61 @@ def test_a_bug_of_the_model_ends_the_job_and_says_so(job):
 @pytest.mark.parametrize("setting", ["nearly", {"caches": True}, 5])
 def test_unknown_strictness_is_refused(setting):
   with pytest.raises(ValueError, match="strict"): Strict.of(setting)
+
+# *** descriptors, private memory, known slips
+
+def texture(base, width=8, height=4, fmt=130):
+  swizzle = 1 << 7 | 2 << 10 | 3 << 13
+  return np.array([fmt << 22 | swizzle, width | height << 15, width * 16 << 7 | 1 << 29, 0, base & 0xffffffff, base >> 32] + [0] * 10, np.uint32)
+
+def with_descriptors(job, loaded, base, without=()):
+  """The `double` dispatch with one texture in its state: the descriptor loaded from `loaded`, the base register at `base`."""
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local, config=1 << 8 | 1 << 9)
+  s.pkt4(0xa9ba, 1).load_state(1, 5, 1, loaded.iova).pkt4(0xa9e6, base, base >> 32)
+  return job.rig.run(s.pkt7(0x33, 0, *job.groups).wfi(), without=without)
+
+def test_texture_state_is_complete_only_with_its_base(job):
+  desc = job.rig.alloc(4096, "descriptors").put(texture(job.x.iova))
+  assert not with_descriptors(job, desc, desc.iova).result.reports and job.good()
+  (v,) = job.run(config=1 << 8 | 1 << 9).result.reports[:1]
+  assert v.kind == "stale_register" and "SP_CS_TSIZE" in v.summary and "SP_CS_TEXMEMOBJ_BASE" in v.summary
+
+def test_loaded_descriptors_and_their_base_must_agree(job):
+  a, b = (job.rig.alloc(4096, n).put(texture(t.iova)) for n, t in (("a", job.x), ("b", job.out)))
+  (v,) = with_descriptors(job, a, b.iova).result.reports
+  assert (v.kind, v.subject) == ("bad_state", "descriptor") and any("loaded" in d for d in v.details)
+
+def test_a_descriptor_array_that_is_not_listed_faults(job):
+  desc = job.rig.alloc(4096, "descriptors").put(texture(job.x.iova))
+  j = with_descriptors(job, desc, desc.iova, without=[desc])
+  assert "not_resident" in kinds(j) and "'descriptors'" in str(j.result.reports[0]) and j.result.faults[0].source == "UCHE"
+
+def with_private_memory(job, per_item, size_4k, buf_bytes, stack=None):
+  buf = job.rig.alloc(buf_bytes, "pvt")
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local).pkt4(0xa9b6, per_item, buf.iova, buf.iova >> 32, size_4k)
+  s.pkt4(0xa9bd, per_item * 512 if stack is None else stack)
+  return job.rig.run(s.pkt7(0x33, 0, *job.groups).wfi())
+
+def test_private_memory_must_hold_every_fiber_of_both_sps(job):
+  assert not with_private_memory(job, 1, 256, 256 * 4096 * 2).result.reports
+  assert [(v.kind, v.subject) for v in with_private_memory(job, 1, 128, 256 * 4096 * 2, 256).result.reports] == [("pvt_mem", "size")]
+  j = with_private_memory(job, 1, 256, 256 * 4096)
+  assert kinds(j) == ["unmapped"] and "private memory" in j.result.reports[0].summary
+  assert [v.subject for v in with_private_memory(job, 1, 256, 256 * 4096 * 2, 513).result.reports] == ["stack_offset"]
+
+SLIPS = dict(const_config=0x100, sp_float_cntl=-1, shared_consts=-1, fixed_b600=0, **{f"fixed_{r:x}": -1 for r in FIXED if r != 0xb600})
+
+def test_the_slips_of_tinygrad_0_14_are_named_and_can_be_tolerated(double):
+  for strict, want in ((None, {"constlen", "stale_register", "fixed_register", "pvt_mem", "field_overflow"}), ("tinygrad-0.14", set())):
+    r = Rig(strict=strict)
+    job = Job(r, double)
+    s = r.setup(Stream(), job.k, job.args, job.groups, job.local, **SLIPS)
+    j = r.run(s.pkt4(0xa9bd, 0x1000).pkt7(0x33, 0, *job.groups).pkt4(0xa9bd, 0x100000).wfi())
+    assert set(kinds(j)) == want and j.result.status == "ok" and job.good()
+    r.close()
+
+def test_tolerating_the_known_slips_tolerates_nothing_else(double):
+  r = Rig(strict="tinygrad-0.14")
+  job = Job(r, double)
+  assert kinds(job.run(sp_mode_cntl=-1)) == ["stale_register"] and kinds(job.run(without=[job.x]))[0] == "not_resident"
+  r.close()

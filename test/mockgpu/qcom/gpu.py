@@ -246,7 +246,8 @@ class VirtualGPU:
       except Hang as e:
         result.status, result.reason = "hang", e.reason
         self.counters["hangs"] += 1
-        v = Violation(e.kind, e.reason, kernel=self.cp.kernel, where=self.cp.where(), details=self.cp.state_lines())
+        v = Violation(e.kind, e.reason, kernel=self.cp.kernel, where=self.cp.where(),
+                      details=self.cp.state_lines() if self.cp.kernel else [])
         self.report(v, job)
         self.dmesg += report.hang_lines(job, *self.cp.position())
         self.cp.reset()

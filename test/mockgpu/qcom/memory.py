@@ -131,11 +131,12 @@ class Space:
   def translate(self, addr: int, size: int, write: bool = False, source: str = "CP") -> Segment:
     """The resident mapping of `addr`. Raises MemoryFault. The access may run past its end: see _pieces."""
     if (s := self._last) is not None and s.iova <= addr < s.iova + s.size and (not write or s.flags & WRITE): return s
-    if (s := self.find(addr)) is None: raise MemoryFault("unmapped", addr, size, write, source)
-    if not self.resident(s.bo): raise MemoryFault("not_resident", addr, size, write, source)
-    if write and not s.flags & WRITE: raise MemoryFault("readonly", addr, size, write, source)
-    self._last = s
-    return s
+    with self._lock:                                    # _last must not come back after an unmap has cleared it
+      if (s := self.find(addr)) is None: raise MemoryFault("unmapped", addr, size, write, source)
+      if not self.resident(s.bo): raise MemoryFault("not_resident", addr, size, write, source)
+      if write and not s.flags & WRITE: raise MemoryFault("readonly", addr, size, write, source)
+      self._last = s
+      return s
 
   def _pieces(self, addr: int, size: int, write: bool, source: str) -> Iterator[tuple[Segment, int, int]]:
     while size > 0:
