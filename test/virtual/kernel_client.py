@@ -17,8 +17,8 @@ SUBMIT_3D = 0x10
 class HeldGPU:
   """Takes jobs and keeps them until finish(). Same surface as VirtualGPU; nothing is executed."""
   def __init__(self, auto: bool = False):
-    self.auto, self.jobs, self.done, self.strict, self.pokes, self.mapped = auto, list[Any](), list[Any](), Strict(uche=False), list[Any](), dict[Any, list[int]]()
-    self.dmesg: list[str] = []
+    self.auto, self.strict = auto, Strict(uche=False)
+    self.jobs, self.done, self.pokes = list[Any](), list[Any](), list[Any]()
   def new_space(self, name: str = "") -> Space: return Space(uche=False, name=name)
   def submit(self, job: Any) -> None:
     self.jobs.append(job)
@@ -91,7 +91,8 @@ class Msm(Node):
     self("SUBMITQUEUE_QUERY", id=queue, param=0, data=(p:=self.buffer(4)), len=4)
     return int.from_bytes(self.bytes_at(p, 4), "little")
 
-  def submit(self, bos: Sequence[tuple[int, int]] = (), cmds: Sequence[tuple[int, ...]] = (), /, flags: int = SUBMIT_3D, queue: int = 0, **kw: Any) -> Any:
+  def submit(self, bos: Sequence[tuple[int, int]] = (), cmds: Sequence[tuple[int, ...]] = (), /, flags: int = SUBMIT_3D, queue: int = 0,
+             **kw: Any) -> Any:
     """bos: (handle, flags). cmds: (type, submit_idx, submit_offset, size[, nr_relocs, relocs])."""
     bo_table = b"".join(msm.BO.struct.pack(f, h, 0) for h, f in bos)
     cmd_table = b"".join(msm.CMD.struct.pack(*c[:4], 0, *(c[4:] or (0, 0))) for c in cmds)
@@ -113,12 +114,14 @@ class Kgsl(Node):
   CPU_MAP, ALIGN = 0x10000000, 12 << 16
 
   def alloc(self, size: int = 4096, flags: int = CPU_MAP | ALIGN) -> int: return self("GPUOBJ_ALLOC", size=size, flags=flags).id
-  def mmap(self, id: int, size: int = 4096, start: int = 0, flags: int = mmap.MAP_SHARED) -> int: return self.file.mmap(start, size, RW, flags, id << 12)
+  def mmap(self, id: int, size: int = 4096, start: int = 0, flags: int = mmap.MAP_SHARED) -> int:
+    return self.file.mmap(start, size, RW, flags, id << 12)
   def context(self, flags: int = 0x12) -> int: return self("DRAWCTXT_CREATE", flags=flags).drawctxt_id
   def command(self, ctx: int, ibs: Sequence[tuple[int, int]] = (), ib_flags: int = 1, **kw: Any) -> int:
     """ibs: (gpuaddr, bytes). Returns the timestamp."""
     table = b"".join(kgsl.CMD.struct.pack(0, g, n, ib_flags, 0) for g, n in ibs)
-    return self("GPU_COMMAND", **{"context_id": ctx, "cmdlist": self.buffer(table) if ibs else 0, "cmdsize": 32 if ibs else 0, "numcmds": len(ibs), **kw}).timestamp
+    return self("GPU_COMMAND", **{"context_id": ctx, "cmdlist": self.buffer(table) if ibs else 0, "cmdsize": 32 if ibs else 0,
+                                  "numcmds": len(ibs), **kw}).timestamp
   def wait(self, ctx: int, ts: int, ms: int = 1) -> None: self("DEVICE_WAITTIMESTAMP_CTXTID", context_id=ctx, timestamp=ts, timeout=ms)
   def timestamp(self, ctx: int, kind: int = 2) -> int: return self("CMDSTREAM_READTIMESTAMP_CTXTID", context_id=ctx, type=kind).timestamp
   def property(self, kind: int, size: int, data: bytes = b"") -> bytes:

@@ -67,10 +67,11 @@ def set_pwr(c: Any, kind: int = 1, ctx: int | None = None, level: int = 1, size:
 def syncs(c: Any, *entries: tuple[int, bytes]) -> dict[str, Any]:
   table = b"".join(kgsl.SYNC.struct.pack(c.buffer(data), len(data), kind) for kind, data in entries)
   return {"synclist": c.buffer(table), "syncsize": 24, "numsyncs": len(entries)}
-def fault(c: Any, n: int = 1) -> None:
+def fault(c: Any, n: int = 1) -> int:
   for _ in range(n):
     errno_of(lambda: command(c))
     c.gpu.finish(status="hang")
+  return n
 
 R = Rule
 RULES = [
@@ -81,10 +82,13 @@ RULES = [
   R("kgsl_ioctl_gpuobj_alloc", "size 0", lambda c: c.alloc(0), errno.EINVAL),
   R("kgsl_ioctl_gpuobj_alloc", "over UINT_MAX", lambda c: c.alloc(1 << 32), errno.EINVAL),
   R("kgsl_ioctl_gpuobj_alloc", "secure", lambda c: c.alloc(4096, 8), errno.EOPNOTSUPP),
-  R("kgsl_ioctl_gpuobj_alloc", "unknown flags vanish", lambda c: c("GPUOBJ_ALLOC", size=100, flags=CPU_MAP | ALIGN12 | 1 << 40).flags, CPU_MAP | ALIGN12),
-  R("kgsl_ioctl_gpuobj_alloc", "alignment is capped at 32 MiB", lambda c: c("GPUOBJ_ALLOC", size=100, flags=CPU_MAP | 30 << 16).flags >> 16 & 0xff, 25),
+  R("kgsl_ioctl_gpuobj_alloc", "unknown flags vanish",
+    lambda c: c("GPUOBJ_ALLOC", size=100, flags=CPU_MAP | ALIGN12 | 1 << 40).flags, CPU_MAP | ALIGN12),
+  R("kgsl_ioctl_gpuobj_alloc", "alignment is capped at 32 MiB",
+    lambda c: c("GPUOBJ_ALLOC", size=100, flags=CPU_MAP | 30 << 16).flags >> 16 & 0xff, 25),
   R("kgsl_ioctl_gpuobj_alloc", "write-through becomes write-back", lambda c: c("GPUOBJ_ALLOC", size=100, flags=CPU_MAP | 2 << 26).flags >> 26 & 3, 3),
-  R("kgsl_ioctl_gpuobj_alloc", "page sizes, ids from 1", lambda c: (lambda r: (r.size, r.mmapsize, r.id))(c("GPUOBJ_ALLOC", size=5000, flags=CPU_MAP)), (8192, 8192, 2)),
+  R("kgsl_ioctl_gpuobj_alloc", "page sizes, ids from 1",
+    lambda c: (lambda r: (r.size, r.mmapsize, r.id))(c("GPUOBJ_ALLOC", size=5000, flags=CPU_MAP)), (8192, 8192, 2)),
   R("kgsl_ioctl_gpuobj_alloc", "out of memory", lambda c: c.alloc(1 << 20), errno.ENOMEM, {"memory": 1 << 19}),
   R("kgsl_ioctl_gpuobj_alloc", "address space full", lambda c: c.alloc(1 << 20, 0), errno.ENOMEM, {"kgsl_va_size": 1 << 19}),
   R("kgsl_ioctl_gpuobj_info", "unknown", lambda c: c("GPUOBJ_INFO", id=9), errno.EINVAL),
@@ -95,9 +99,11 @@ RULES = [
   R("kgsl_ioctl_gpumem_get_info", "by address", lambda c: c("GPUMEM_GET_INFO", gpuaddr=c.ib + 100).id, 1),
   R("kgsl_ioctl_gpuobj_free", "unknown", lambda c: free(c, 9), errno.EINVAL),
   R("kgsl_ioctl_gpuobj_free", "twice", lambda c: (free(c, c.id), free(c, c.id)), errno.EINVAL),
-  R("kgsl_ioctl_gpuobj_free", "event, foreign context", lambda c: free(c, c.id, flags=1, type=1, priv=c.buffer(struct.pack("<II", 99, 1)), len=8), errno.EINVAL),
+  R("kgsl_ioctl_gpuobj_free", "event, foreign context",
+    lambda c: free(c, c.id, flags=1, type=1, priv=c.buffer(struct.pack("<II", 99, 1)), len=8), errno.EINVAL),
   R("kgsl_ioctl_gpuobj_free", "event, wrong length", lambda c: free(c, c.id, flags=1, type=1, priv=c.buffer(8), len=4), errno.EINVAL),
-  R("kgsl_ioctl_gpuobj_free", "event, negative fence", lambda c: free(c, c.id, flags=1, type=2, priv=c.buffer(struct.pack("<i", -1)), len=4), errno.EINVAL),
+  R("kgsl_ioctl_gpuobj_free", "event, negative fence",
+    lambda c: free(c, c.id, flags=1, type=2, priv=c.buffer(struct.pack("<i", -1)), len=4), errno.EINVAL),
   R("kgsl_ioctl_gpuobj_free", "event, unknown type", lambda c: free(c, c.id, flags=1, type=7), errno.EINVAL),
   R("kgsl_ioctl_sharedmem_free", "no entry there", lambda c: c("SHAREDMEM_FREE", gpuaddr=BAD), errno.EINVAL),
   R("kgsl_ioctl_sharedmem_free", "any address inside", lambda c: c("SHAREDMEM_FREE", gpuaddr=c.ib + 4095) and 0),
@@ -134,7 +140,8 @@ RULES = [
   # --- contexts
   R("adreno_drawctxt_create", "PREAMBLE and NO_GMEM_ALLOC", lambda c: c.context(PREAMBLE), errno.EINVAL),
   R("adreno_drawctxt_create", "secure", lambda c: c.context(OK_CTX | SECURE), errno.EOPNOTSUPP),
-  R("adreno_drawctxt_create", "PER_CONTEXT_TS and priority 8 are forced", lambda c: c("DRAWCTXT_CREATE", flags=OK_CTX).flags, OK_CTX | PER_TS | 8 << 12),
+  R("adreno_drawctxt_create", "PER_CONTEXT_TS and priority 8 are forced",
+    lambda c: c("DRAWCTXT_CREATE", flags=OK_CTX).flags, OK_CTX | PER_TS | 8 << 12),
   R("adreno_drawctxt_create", "chosen priority", lambda c: c("DRAWCTXT_CREATE", flags=OK_CTX | 3 << 12).flags >> 12 & 15, 3),
   R("adreno_drawctxt_create", "too many", lambda c: [c.context() for _ in range(400)], errno.ENOSPC),
   R("kgsl_ioctl_drawctxt_destroy", "unknown", lambda c: c("DRAWCTXT_DESTROY", drawctxt_id=99), errno.EINVAL),
@@ -156,7 +163,8 @@ RULES = [
   R("adreno_dispatcher_queue_cmds", "timestamps count from 1", lambda c: (command(c), command(c), c.command(c.context(), [(c.ib, 16)])), (1, 2, 1)),
   R("adreno_dispatcher_queue_cmds", "no IBs is a marker", lambda c: c.command(c.ctx), 1),
   R("adreno_dispatcher_queue_cmds", "invalid context", lambda c: (fault(c, 4), command(c)), errno.EDEADLK),
-  R("get_timestamp", "user timestamps must grow", lambda c: (x:=c.context(OK_CTX | USER_TS), c.command(x, timestamp=7), c.command(x, timestamp=7)), errno.ERANGE),
+  R("get_timestamp", "user timestamps must grow",
+    lambda c: (x:=c.context(OK_CTX | USER_TS), c.command(x, timestamp=7), c.command(x, timestamp=7)), errno.ERANGE),
   R("get_timestamp", "user timestamp", lambda c: c.command(c.context(OK_CTX | USER_TS), timestamp=7), 7),
   R("kgsl_drawobj_sync_add_sync", "type", lambda c: command(c, **syncs(c, (9, b"\0" * 8))), errno.EINVAL),
   R("kgsl_drawobj_sync_add_sync", "unknown context", lambda c: command(c, **syncs(c, (0, struct.pack("<II", 99, 1)))), errno.EINVAL),
@@ -176,7 +184,8 @@ RULES = [
   R("adreno_getproperty", "unknown", lambda c: c.property(0x99, 4), errno.EINVAL),
   R("adreno_getproperty", "size", lambda c: c.property(1, 36), errno.EINVAL),
   R("adreno_getproperty", "bad pointer", lambda c: c("DEVICE_GETPROPERTY", type=1, value=16, sizebytes=40), errno.EFAULT),
-  R("adreno_getproperty", "DEVICE_INFO, gpu_id stays 0", lambda c: struct.unpack("<IIIxxxxQIxxxxQ", c.property(1, 40)), (1, 0x06030002, 1, 0x100000, 0, 0x100000)),
+  R("adreno_getproperty", "DEVICE_INFO, gpu_id stays 0",
+    lambda c: struct.unpack("<IIIxxxxQIxxxxQ", c.property(1, 40)), (1, 0x06030002, 1, 0x100000, 0, 0x100000)),
   R("adreno_getproperty", "MMU_ENABLE takes more room", lambda c: c.property(6, 8)[:4], b"\1\0\0\0"),
   R("adreno_getproperty", "UCHE_GMEM_VADDR", lambda c: c.property(0x13, 8), struct.pack("<Q", 0x100000)),
   R("adreno_getproperty", "DEVICE_BITNESS", lambda c: c.property(0x18, 4), struct.pack("<I", 48)),
@@ -188,7 +197,8 @@ RULES = [
   R("adreno_set_constraint", "data size", lambda c: set_pwr(c, size=8), errno.EINVAL),
   R("adreno_set_constraint", "level", lambda c: set_pwr(c, level=2), errno.EINVAL),
   R("adreno_set_constraint", "type", lambda c: set_pwr(c, kind=9), errno.EINVAL),
-  R("adreno_set_constraint", "max, then none", lambda c: (set_pwr(c), c.machine.kgsl.contexts[c.ctx].pwrlevel, set_pwr(c, kind=0), c.machine.kgsl.contexts[c.ctx].pwrlevel)[1::2], (1, None)),
+  R("adreno_set_constraint", "max, then none",
+    lambda c: (set_pwr(c), c.machine.kgsl.contexts[c.ctx].pwrlevel, set_pwr(c, kind=0), c.machine.kgsl.contexts[c.ctx].pwrlevel)[1::2], (1, None)),
 ]
 
 @pytest.fixture
@@ -240,7 +250,7 @@ def test_object_goes_with_free_and_munmap_in_any_order(client: Any) -> None:
   space = client.machine.kgsl.space
   for order in ("free first", "munmap first"):
     a = client.mmap(i:=client.alloc())
-    steps = [lambda: free(client, i), lambda: qcom.munmap(a, 4096)]
+    steps = [lambda i=i: free(client, i), lambda a=a: qcom.munmap(a, 4096)]
     for n, step in enumerate(steps if order == "free first" else steps[::-1]):
       assert space.find(a) is not None, (order, n)
       step()
@@ -454,8 +464,8 @@ def test_unmodified_tinygrad_passes_its_tiny_tests(tmp_path: pathlib.Path) -> No
     (tmp_path / "run" / "test_tiny.py").write_bytes(tiny.read())
   path = [str(pathlib.Path(__file__).resolve().parent / "pristine"), str(tmp_path / "wheel")]
   env = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]), "DEV": "MOCK+QCOM:IR3", "PARALLEL": "0"}
-  run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "test_tiny.py"], cwd=tmp_path / "run", env=env,
-                       capture_output=True, text=True, timeout=550)
+  run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "test_tiny.py"],
+                       cwd=tmp_path / "run", env=env, capture_output=True, text=True, timeout=550)
   assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
   passed = re.search(r"(\d+) passed", run.stdout)
   assert passed is not None and int(passed[1]) >= 19, run.stdout[-500:]

@@ -8,6 +8,7 @@ import pytest
 from test.mockgpu import qcom
 from test.mockgpu.qcom import msm
 from test.mockgpu.qcom.kernel import ETOOSMALL, GpuViolation, libc, real_mmap
+from test.virtual.rig import Stream
 from test.virtual.kernel_client import CACHED, COHERENT, READ, RW, SUBMIT_3D, UNCACHED, WC, WRITE, HeldGPU, Msm, boot
 
 ALL, OLD, NEW = ("6.1", "6.6", "6.12", "7.2"), ("6.1", "6.6"), ("6.12", "7.2")
@@ -45,7 +46,8 @@ RULES = [
   R("drm_ioctl", "a number no driver has", lambda c: c.file.ioctl(0xc01864f0, bytearray(24)), errno.EINVAL),
   R("drm_ioctl", "0x49 is a hole", lambda c: c.file.ioctl(0xc0186449, bytearray(24)), errno.EINVAL, ALL),
   R("drm_ioctl", "VM_BIND before drm_gpuvm", lambda c: c.file.ioctl(c.abi.ioctls["DRM_IOCTL_MSM_VM_BIND"], bytearray(88)), errno.EINVAL, ALL),
-  R("drm_ioctl", "PERFCNTR_CONFIG is 7.2's", lambda c: c.file.ioctl(c.abi.ioctls["DRM_IOCTL_MSM_PERFCNTR_CONFIG"], bytearray(32)), errno.EINVAL, ALL[:3]),
+  R("drm_ioctl", "PERFCNTR_CONFIG is 7.2's",
+    lambda c: c.file.ioctl(c.abi.ioctls["DRM_IOCTL_MSM_PERFCNTR_CONFIG"], bytearray(32)), errno.EINVAL, ALL[:3]),
   R("drm_ioctl", "a bad argument pointer", lambda c: c.file.ioctl(c.request("GEM_NEW"), 16), errno.EFAULT),
   R("drm_ioctl", "a NULL argument pointer", lambda c: c.file.ioctl(c.request("GEM_NEW"), 0), errno.EFAULT),
   R("drm_ioctl", "a shorter struct: the missing tail is zero",
@@ -85,7 +87,8 @@ RULES = [
   R("adreno_set_param", "SYSPROF with len", lambda c: c("SET_PARAM", pipe=0x10, param=11, value=1, len=4), errno.EINVAL),
   R("adreno_set_param", "read-only", lambda c: c("SET_PARAM", pipe=0x10, param=3), errno.EINVAL),
   R("adreno_set_param", "EN_VM_BIND once the VM exists", lambda c: (c.param(3), c("SET_PARAM", pipe=0x10, param=22, value=1)), errno.EBUSY, ("7.2",)),
-  R("adreno_set_param", "EN_VM_BIND, shared VM", lambda c: c("SET_PARAM", pipe=0x10, param=22, value=1), errno.EINVAL, ("7.2",), {"private_vm": False}),
+  R("adreno_set_param", "EN_VM_BIND, shared VM",
+    lambda c: c("SET_PARAM", pipe=0x10, param=22, value=1), errno.EINVAL, ("7.2",), {"private_vm": False}),
   # --- msm_ioctl_gem_new
   R("msm_ioctl_gem_new", "flags 0", lambda c: c.new(flags=0), errno.EINVAL, ALL),
   R("msm_ioctl_gem_new", "UNCACHED", lambda c: c.new(flags=UNCACHED), errno.EINVAL, ALL),
@@ -100,7 +103,8 @@ RULES = [
   R("msm_ioctl_gem_new", "4 GiB + 1 page truncates to 1 page", lambda c: mapped(c, c.new((1 << 32) + 4096), 8192), errno.EINVAL, ALL[:3]),
   R("msm_ioctl_gem_new", "4 GiB are 4 GiB", lambda c: c.new(1 << 32) and 0, 0, ("7.2",)),
   R("msm_ioctl_gem_new", "handles count from 1", lambda c: (c.bo, c.new(), c.new()), (1, 2, 3)),
-  R("drm_gem_handle_create", "the lowest free handle is next", lambda c: (c.new(), c.new(), c.close_bo(2), c.close_bo(1), c.new(), c.new())[4:], (1, 2)),
+  R("drm_gem_handle_create", "the lowest free handle is next",
+    lambda c: (c.new(), c.new(), c.close_bo(2), c.close_bo(1), c.new(), c.new())[4:], (1, 2)),
   # --- msm_ioctl_gem_info
   R("msm_ioctl_gem_info", "pad", lambda c: c.info(c.bo, 0, pad=1), errno.EINVAL),
   R("msm_ioctl_gem_info", "len with GET_OFFSET", lambda c: c.info(c.bo, 0, len=1), errno.EINVAL),
@@ -149,7 +153,8 @@ RULES = [
   R("msm_ioctl_gem_cpu_fini", "no-op", lambda c: c("GEM_CPU_FINI", handle=c.bo) and 0),
   R("msm_ioctl_gem_madvise", "madv", lambda c: c("GEM_MADVISE", handle=c.bo, madv=2), errno.EINVAL),
   R("msm_ioctl_gem_madvise", "handle", lambda c: c("GEM_MADVISE", handle=BAD, madv=0), errno.ENOENT),
-  R("msm_gem_madvise", "retained", lambda c: (c("GEM_MADVISE", handle=c.bo, madv=1).retained, c("GEM_MADVISE", handle=c.bo, madv=0).retained), (1, 1)),
+  R("msm_gem_madvise", "retained",
+    lambda c: (c("GEM_MADVISE", handle=c.bo, madv=1).retained, c("GEM_MADVISE", handle=c.bo, madv=0).retained), (1, 1)),
   R("msm_gem_purge", "purging is one-way", lambda c: c("GEM_MADVISE", handle=purged(c), madv=0).retained, 0),
   R("msm_gem_pin_vma_locked", "listing a DONTNEED BO", lambda c: (c("GEM_MADVISE", handle=c.bo, madv=1), cmd(c)), errno.EBUSY),
   R("msm_gem_pin_vma_locked", "listing a purged BO", lambda c: c.submit([(purged(c), READ)]), errno.EBUSY),
@@ -188,12 +193,16 @@ RULES = [
   R("msm_ioctl_gem_submit", "SUDO", lambda c: c.submit(flags=SUBMIT_3D | SUDO, queue=9), errno.EINVAL),
   R("msm_ioctl_gem_submit", "queue before tables", lambda c: c.submit(queue=9, nr_bos=1, bos=16), errno.ENOENT),
   R("submit_create", "tables beyond one kmalloc", lambda c: c.submit(nr_bos=1 << 20, bos=16), errno.ENOMEM),
-  R("msm_ioctl_gem_submit", "in-fence is no sync_file", lambda c: c.submit(flags=SUBMIT_3D | FD_IN, fence_fd=c.file.fd, nr_bos=1, bos=16), errno.EINVAL),
-  R("msm_syncobj_parse_deps", "bad pointer", lambda c: c.submit(flags=SUBMIT_3D | SYNC_IN, in_syncobjs=16, nr_in_syncobjs=1, syncobj_stride=16), errno.EFAULT),
+  R("msm_ioctl_gem_submit", "in-fence is no sync_file",
+    lambda c: c.submit(flags=SUBMIT_3D | FD_IN, fence_fd=c.file.fd, nr_bos=1, bos=16), errno.EINVAL),
+  R("msm_syncobj_parse_deps", "bad pointer",
+    lambda c: c.submit(flags=SUBMIT_3D | SYNC_IN, in_syncobjs=16, nr_in_syncobjs=1, syncobj_stride=16), errno.EFAULT),
   R("msm_syncobj_parse_deps", "point without timelines",
     lambda c: c.submit(flags=SUBMIT_3D | SYNC_IN, in_syncobjs=sync(c, (1, 0, 5)), nr_in_syncobjs=1, syncobj_stride=16), errno.EOPNOTSUPP),
-  R("msm_syncobj_parse_deps", "flags", lambda c: c.submit(flags=SUBMIT_3D | SYNC_IN, in_syncobjs=sync(c, (9, 2, 0)), nr_in_syncobjs=1, syncobj_stride=16), errno.EINVAL),
-  R("msm_syncobj_parse_deps", "handle", lambda c: c.submit(flags=SUBMIT_3D | SYNC_IN, in_syncobjs=sync(c, (9, 0, 0)), nr_in_syncobjs=1, syncobj_stride=16), errno.ENOENT),
+  R("msm_syncobj_parse_deps", "flags",
+    lambda c: c.submit(flags=SUBMIT_3D | SYNC_IN, in_syncobjs=sync(c, (9, 2, 0)), nr_in_syncobjs=1, syncobj_stride=16), errno.EINVAL),
+  R("msm_syncobj_parse_deps", "handle",
+    lambda c: c.submit(flags=SUBMIT_3D | SYNC_IN, in_syncobjs=sync(c, (9, 0, 0)), nr_in_syncobjs=1, syncobj_stride=16), errno.ENOENT),
   R("drm_syncobj_find_fence", "no fence attached",
     lambda c: c.submit(flags=SUBMIT_3D | SYNC_IN, in_syncobjs=sync(c, (syncobj(c), 0, 0)), nr_in_syncobjs=1, syncobj_stride=16), errno.EINVAL),
   R("msm_syncobj_parse_post_deps", "handle",
@@ -206,8 +215,10 @@ RULES = [
   R("submit_lookup_objects", "per-BO NO_IMPLICIT", lambda c: c.submit([(c.bo, READ | 8)]) and 0, 0, ALL[1:]),
   R("submit_lookup_objects", "per-BO NO_IMPLICIT is 6.6's", lambda c: c.submit([(c.bo, READ | 8)]), errno.EINVAL, ("6.1",)),
   R("submit_lookup_objects", "unknown handle is EINVAL, not ENOENT", lambda c: c.submit([(BAD, READ)]), errno.EINVAL, ALL),
-  R("submit_lookup_objects", "flags of entry 0 before the fault at entry 1", lambda c: c.submit(nr_bos=2, bos=edge_of_page(c, msm.BO.struct.pack(0, 1, 0))), errno.EINVAL),
-  R("submit_lookup_objects", "all flags before any handle", lambda c: c.submit([(BAD, READ)], nr_bos=2, bos=edge_of_page(c, msm.BO.struct.pack(READ, BAD, 0))), errno.EFAULT),
+  R("submit_lookup_objects", "flags of entry 0 before the fault at entry 1",
+    lambda c: c.submit(nr_bos=2, bos=edge_of_page(c, msm.BO.struct.pack(0, 1, 0))), errno.EINVAL),
+  R("submit_lookup_objects", "all flags before any handle",
+    lambda c: c.submit([(BAD, READ)], nr_bos=2, bos=edge_of_page(c, msm.BO.struct.pack(READ, BAD, 0))), errno.EFAULT),
   R("submit_lookup_cmds", "BO table before cmd table", lambda c: c.submit([(BAD, READ)], nr_cmds=1, cmds=16), errno.EINVAL),
   R("submit_lookup_cmds", "cmd table", lambda c: c.submit([(c.bo, READ)], nr_cmds=1, cmds=16), errno.EFAULT),
   R("submit_lookup_cmds", "type", lambda c: c.submit([(c.bo, READ)], [(0x1234, 0, 0, 16)]), errno.EINVAL),
@@ -215,7 +226,8 @@ RULES = [
   R("submit_lock_objects", "one handle twice", lambda c: c.submit([(c.bo, READ), (c.bo, READ)]), errno.EALREADY, NEW),
   R("submit_lock_objects", "one handle twice, before 6.8", lambda c: c.submit([(c.bo, READ), (c.bo, READ)]), errno.EINVAL, OLD),
   R("submit_lock_objects", "a duplicate is found before a bad index", lambda c: c.submit([(c.bo, READ)] * 2, [(1, 9, 0, 16)]), errno.EALREADY, NEW),
-  R("submit_lock_objects", "an unknown handle is found before a duplicate", lambda c: c.submit([(c.bo, READ), (c.bo, READ), (BAD, READ)]), errno.EINVAL, NEW),
+  R("submit_lock_objects", "an unknown handle is found before a duplicate",
+    lambda c: c.submit([(c.bo, READ), (c.bo, READ), (BAD, READ)]), errno.EINVAL, NEW),
   R("submit_lock_objects", "a NO_SHARE BO listed once", lambda c: c.submit([(c.new(flags=WC | 4), READ)]), errno.EALREADY, ("7.2",)),
   R("submit_pin_objects", "VA full", lambda c: c.submit([(c.new(1 << 20), READ)]), errno.ENOSPC, ALL, {"va_size": 1 << 19}),
   R("submit_pin_objects", "out of memory", lambda c: c.submit([(c.new(1 << 20), READ)]), errno.ENOMEM, ALL, {"memory": 1 << 19}),
@@ -229,7 +241,8 @@ RULES = [
   R("submit_lookup_cmds", "reloc table", lambda c: c.submit([(c.bo, READ)], [(1, 0, 0, 16, 1, 16)]), errno.EFAULT, ALL),
   R("msm_ioctl_gem_submit", "FENCE_SN_IN 0", lambda c: cmd(c, flags=SUBMIT_3D | SN_IN, fence=0), errno.EINVAL),
   R("msm_ioctl_gem_submit", "FENCE_SN_IN", lambda c: cmd(c, flags=SUBMIT_3D | SN_IN, fence=77).fence, 77),
-  R("msm_ioctl_gem_submit", "FENCE_SN_IN in use", lambda c: (cmd(c, flags=SUBMIT_3D | SN_IN, fence=77), cmd(c, flags=SUBMIT_3D | SN_IN, fence=77)), errno.EINVAL),
+  R("msm_ioctl_gem_submit", "FENCE_SN_IN in use",
+    lambda c: (cmd(c, flags=SUBMIT_3D | SN_IN, fence=77), cmd(c, flags=SUBMIT_3D | SN_IN, fence=77)), errno.EINVAL),
   R("msm_ioctl_gem_submit", "fences count from 1 in each queue", lambda c: (cmd(c).fence, cmd(c).fence, cmd(c, queue=c.queue()).fence), (1, 2, 1)),
   R("msm_ioctl_gem_submit", "BOs without cmds", lambda c: c.submit([(c.bo, WRITE)]).fence, 1),
   # --- closing, sharing, mapping
@@ -252,9 +265,12 @@ RULES = [
   R("drm_syncobj_destroy_ioctl", "unknown", lambda c: c("SYNCOBJ_DESTROY", handle=3), errno.EINVAL),
   R("drm_syncobj_wait_ioctl", "unknown", lambda c: c("SYNCOBJ_WAIT", handles=c.buffer(struct.pack("<I", 3)), count_handles=1), errno.ENOENT),
   R("drm_syncobj_wait_ioctl", "no handles", lambda c: c("SYNCOBJ_WAIT"), errno.EINVAL),
-  R("drm_syncobj_wait_ioctl", "no fence", lambda c: c("SYNCOBJ_WAIT", handles=c.buffer(struct.pack("<I", syncobj(c))), count_handles=1), errno.EINVAL),
-  R("drm_syncobj_wait_ioctl", "timeout is ETIME", lambda c: c("SYNCOBJ_WAIT", handles=c.buffer(struct.pack("<I", syncobj(c))), count_handles=1, flags=2), errno.ETIME),
-  R("drm_syncobj_wait_ioctl", "signalled", lambda c: c("SYNCOBJ_WAIT", handles=c.buffer(struct.pack("<I", syncobj(c, 1))), count_handles=1).first_signaled, 0),
+  R("drm_syncobj_wait_ioctl", "no fence",
+    lambda c: c("SYNCOBJ_WAIT", handles=c.buffer(struct.pack("<I", syncobj(c))), count_handles=1), errno.EINVAL),
+  R("drm_syncobj_wait_ioctl", "timeout is ETIME",
+    lambda c: c("SYNCOBJ_WAIT", handles=c.buffer(struct.pack("<I", syncobj(c))), count_handles=1, flags=2), errno.ETIME),
+  R("drm_syncobj_wait_ioctl", "signalled",
+    lambda c: c("SYNCOBJ_WAIT", handles=c.buffer(struct.pack("<I", syncobj(c, 1))), count_handles=1).first_signaled, 0),
   R("drm_getcap", "PRIME import and export", lambda c: c("GET_CAP", capability=5).value, 3),
   R("drm_getcap", "unknown", lambda c: c("GET_CAP", capability=0x99), errno.EINVAL),
   # --- VM_BIND, PERFCNTR: what a legacy client gets
@@ -269,7 +285,8 @@ RULES = [
   R("IGT msm_submit", "invalid-cmd-idx-submit", lambda c: c.submit([(c.bo, READ)], [(1, 3, 0, 16)]), errno.EINVAL, ALL),
   R("IGT msm_submit", "invalid-cmd-type-submit", lambda c: c.submit([(c.bo, READ)], [(0x1234, 0, 0, 16)]), errno.EINVAL, ALL),
   R("IGT msm_submitoverhead", "500 WRITE BOs", lambda c: c.submit([(c.new(), WRITE) for _ in range(500)]) and 0, 0, ALL),
-  R("IGT msm_submitoverhead", "500 WRITE BOs, no implicit sync", lambda c: c.submit([(c.new(), WRITE) for _ in range(500)], flags=SUBMIT_3D | NO_IMPLICIT) and 0, 0, ALL),
+  R("IGT msm_submitoverhead", "500 WRITE BOs, no implicit sync",
+    lambda c: c.submit([(c.new(), WRITE) for _ in range(500)], flags=SUBMIT_3D | NO_IMPLICIT) and 0, 0, ALL),
   R("IGT msm_bo", "bo-alloc-zero-size", lambda c: c.new(0), errno.EINVAL, ALL),
   R("IGT msm_bo", "bo-alloc-invalid-flags", lambda c: c.new(flags=0xffffffff), errno.EINVAL, ALL),
   R("IGT msm_bo", "bo-alloc-writecombine", lambda c: c.new(flags=WC) and 0, 0, ALL),
@@ -402,6 +419,33 @@ def test_map_fixed_over_a_mapping_releases_the_old_one(client: Any) -> None:
 def test_private_writable_mappings_are_refused(client: Any) -> None:
   assert errno_of(lambda: client.file.mmap(0, 4096, RW, mmap.MAP_PRIVATE, client.offset(client.bo))) == errno.EINVAL
 
+def test_cached_bos_are_not_coherent(client: Any) -> None:
+  """msm_drm.h: CACHED without COHERENT needs the client's own dc cvac / dc civac; CPU_PREP does not do it."""
+  h = client.new(8192, CACHED)
+  cpu = client.mmap(h, 8192)
+  client.submit([(h, READ | WRITE)])
+  client.gpu.finish()
+  space, iova = client.gpu.done[0].space, client.iova(h)
+  ctypes.memset(cpu, 7, 8192)
+  client.prep(h, READ | WRITE)
+  assert space.read(iova, 8192) == bytes(8192)
+  qcom.cpu_cache("clean", cpu + 4100, 8)
+  assert space.read(iova + 4096, 128) == b"\7" * 64 + bytes(64)
+  space.write(iova, b"gpu")
+  assert ctypes.string_at(cpu, 3) == b"\7\7\7"
+  qcom.munmap(cpu + 4096, 4096)
+  qcom.cpu_cache("invalidate", cpu, 1)
+  assert ctypes.string_at(cpu, 65) == b"gpu" + bytes(61) + b"\7"
+  for flags in (WC, COHERENT):
+    other = client.mmap(k:=client.new(flags=flags))
+    client.submit([(k, READ)])
+    client.gpu.finish()
+    ctypes.memset(other, 9, 4096)
+    assert space.read(client.iova(k), 4) == b"\t" * 4
+    qcom.munmap(other, 4096)
+  qcom.munmap(cpu, 4096)
+  with pytest.raises(ValueError, match="flush"): qcom.cpu_cache("wipe", cpu, 1)
+
 def test_memory_limit_counts_pages_not_handles(client: Any) -> None:
   """GEM_NEW makes no pages; mmap (first touch) and a submit do, and closing gives them back."""
   client.machine.config.memory = 64 << 10
@@ -451,7 +495,8 @@ def test_relocs_on_6_1(client: Any) -> None:
   _, gpu = boot(kernel="6.1")
   c = Client(client.machine, gpu)
   cpu, other = c.mmap(c.bo), c.new()
-  c.submit([(c.bo, READ), (other, READ)], [(1, 0, 0, 16, 2, c.buffer(struct.pack("<IIiIQ", 4, 1, 0, 1, 0x10) + struct.pack("<IIiIQ", 8, 0, -32, 1, 0)))])
+  relocs = c.buffer(struct.pack("<IIiIQ", 4, 1, 0, 1, 0x10) + struct.pack("<IIiIQ", 8, 0, -32, 1, 0))
+  c.submit([(c.bo, READ), (other, READ)], [(1, 0, 0, 16, 2, relocs)])
   assert struct.unpack("<4I", ctypes.string_at(cpu, 16)) == (0, (c.iova(other) + 0x10 & 0xffffffff) | 1, c.iova(other) >> 32, 0)
   assert errno_of(lambda: c.submit([(c.bo, READ)], [(1, 0, 0, 16, 1, c.buffer(struct.pack("<IIiIQ", 2, 0, 0, 0, 0)))])) == errno.EINVAL
   qcom.munmap(cpu, 4096)
@@ -531,7 +576,7 @@ def test_work_of_a_closed_file(kernel: str, ran: int) -> None:
   assert [len(j.ibs) for j in gpu.done] == [ran]
 
 def test_closing_the_file_releases_everything(client: Any) -> None:
-  for i in range(20): client.submit([(client.new(), READ)], flags=SUBMIT_3D | FD_OUT) and client.fds.append(client.last.fence_fd)
+  for _ in range(20): client.submit([(client.new(), READ)], flags=SUBMIT_3D | FD_OUT) and client.fds.append(client.last.fence_fd)
   client.gpu.finish(20)
   client.file.close()
   client.file.close()
@@ -644,7 +689,8 @@ def test_one_entity_per_priority(client: Any) -> None:
   assert len(client.gpu.jobs) == 1
   client.gpu.finish()
   assert len(client.gpu.jobs) == 2
-  assert errno_of(lambda: client("SYNCOBJ_WAIT", handles=client.buffer(struct.pack("<I", blocker)), count_handles=1)) == errno.EINVAL   # RESET took its fence
+  handles = client.buffer(struct.pack("<I", blocker))
+  assert errno_of(lambda: client("SYNCOBJ_WAIT", handles=handles, count_handles=1)) == errno.EINVAL      # RESET took its fence
   client.gpu.finish(2)
 
 def test_sync_file_out_and_in(client: Any) -> None:
@@ -717,6 +763,86 @@ def test_the_waiter_is_told_of_violations(client: Any) -> None:
   fence = cmd(client).fence
   client.gpu.finish(reports=[Violation("hang", "stuck")])
   client.wait(fence)
+
+# *** on the virtual GPU itself: IGT's tests of recovery and faults
+
+@pytest.fixture
+def igt(request: Any) -> Any:
+  from test.mockgpu.qcom.gpu import Strict
+  qcom.configure(strict=Strict(raise_to_waiter=False), hang_s=0.2, **getattr(request, "param", {}))
+  c = Msm()
+  c.target, c.cmds = c.new(), c.new(1 << 16)
+  c.cpu, c.cs = c.mmap(c.target), c.mmap(c.cmds, 1 << 16)
+  yield c
+  assert qcom.current().gpu.idle(20)
+  c.close()
+  for m in ((c.cpu, 4096), (c.cs, 1 << 16)): qcom.munmap(*m)
+
+def run_stream(c: Any, slot: int, stream: Stream, **kw: Any) -> int:
+  ctypes.memmove(c.cs + slot * 1024, data:=struct.pack(f"<{len(stream.words)}I", *stream.words), len(data))
+  return c.submit([(c.cmds, READ), (c.target, WRITE)], [(1, 0, slot * 1024, len(data))], **kw).fence
+
+def test_valid_submit(igt: Any) -> None:
+  fd = run_stream(igt, 0, Stream().nop(0, 0, 0), flags=SUBMIT_3D | FD_OUT | NO_IMPLICIT) and igt.last.fence_fd
+  assert select.select([fd], [], [], 10)[0] == [fd]
+  os.close(fd)
+
+@pytest.mark.parametrize("igt", [{"schedule": "asap"}, {"schedule": "late"}, {"schedule": 7}], indirect=True)
+@pytest.mark.parametrize("bad", ["garbage", "stuck"])
+def test_recovery(igt: Any, bad: str) -> None:
+  """msm_recovery@hangcheck, gpu-fault: of 16 submits #10 hangs; the others' writes land, all fences signal, one fault is counted."""
+  at, q = igt.iova(igt.target), igt.queue()
+  fences = []
+  for i in range(16):
+    s = Stream().mem_write(at + 4 * i, i + 1) if i != 10 else Stream().wait_mem(at + 2048, 1) if bad == "stuck" else Stream()
+    if i == 10 and bad == "garbage": s.words = [0xdeaddead, 0xdeaddead]
+    fences.append(run_stream(igt, i, s, queue=q))
+  for f in fences: igt.wait(f, 30, queue=q)
+  assert struct.unpack("<16I", ctypes.string_at(igt.cpu, 64)) == tuple(0 if i == 10 else i + 1 for i in range(16))
+  assert (igt.faults(q), igt.faults(), igt.param(9)) == (1, 0, 1)
+  assert any("hangcheck recover" in line for line in qcom.current().dmesg)
+
+def test_recovery_leaves_other_files_alone(igt: Any) -> None:
+  """msm_recovery@gpu-fault-parallel: one of several clients hangs."""
+  others = [Msm() for _ in range(6)]
+  for o in others:
+    o.target, o.cmds = o.new(), o.new(1 << 16)
+    o.cpu, o.cs = o.mmap(o.target), o.mmap(o.cmds, 1 << 16)
+  (garbage:=Stream()).words = [0xdeaddead]
+  bad = run_stream(igt, 0, garbage)
+  fences = [run_stream(o, 0, Stream().mem_write(o.iova(o.target), 42)) for o in others]
+  igt.wait(bad, 30)
+  for o, f in zip(others, fences):
+    o.wait(f, 30)
+    assert (ctypes.c_uint32.from_address(o.cpu).value, o.param(9), o.faults()) == (42, 0, 0)
+    o.close()
+    for m in ((o.cpu, 4096), (o.cs, 1 << 16)): qcom.munmap(*m)
+  assert igt.param(9) == 1
+
+def test_iova_fault(igt: Any) -> None:
+  """msm_recovery@iova-fault, msm_mapping: a CP write to an address without PTEs is dropped and logged; the submit completes and counts nothing."""
+  at = igt.iova(igt.target)
+  igt.wait(run_stream(igt, 0, Stream().mem_write(0x1deaddec, 1).mem_write(at, 5)), 30)
+  assert (ctypes.c_uint32.from_address(igt.cpu).value, igt.faults(), igt.param(9)) == (5, 0, 0)
+  assert any("gpu fault" in line and "1deaddec" in line and "WRITE" in line for line in qcom.current().dmesg)
+
+def test_an_unlisted_bo_faults_although_its_ptes_exist(igt: Any) -> None:
+  other = igt.new()
+  cpu = igt.mmap(other)
+  igt.submit([(other, WRITE)])
+  write = Stream().mem_write(igt.iova(other), 5)
+  igt.wait(run_stream(igt, 0, write), 30)
+  assert ctypes.c_uint32.from_address(cpu).value == 0
+  assert [(v.kind, f"BO {other}" in str(v)) for v in qcom.current().gpu.reports] == [("not_resident", True)]
+  qcom.munmap(cpu, 4096)
+
+def test_client_polling_memory_sees_late_work(igt: Any) -> None:
+  """A timeline value in memory is visible without any wait ioctl, also under schedule="late"."""
+  qcom.current().gpu.schedule = "late"
+  at, end = igt.iova(igt.target), time.monotonic() + 20
+  run_stream(igt, 0, Stream().flush(at, 77))
+  while ctypes.c_uint32.from_address(igt.cpu).value != 77 and time.monotonic() < end: time.sleep(0.001)
+  assert ctypes.c_uint32.from_address(igt.cpu).value == 77
 
 # *** dma-buf
 
@@ -805,7 +931,9 @@ def test_fork_gives_a_clear_answer(client: Any) -> None:
   os.close(r)
   client.new()                                         # the parent goes on
 
-@pytest.mark.parametrize("client", [{"fail": {"GEM_NEW": {2: errno.ENOMEM}, "GEM_SUBMIT": {"1-3": errno.EINTR}, "mmap": {1: errno.ENOMEM}}}], indirect=True)
+ORDERED = {"GEM_NEW": {2: errno.ENOMEM}, "GEM_SUBMIT": {"1-3": errno.EINTR}, "mmap": {1: errno.ENOMEM}}
+
+@pytest.mark.parametrize("client", [{"fail": ORDERED}], indirect=True)
 def test_failures_on_order(client: Any) -> None:
   assert errno_of(lambda: client.new()) == errno.ENOMEM and client.new() == 2
   assert [errno_of(lambda: cmd(client)) for _ in range(4)] == [errno.EINTR] * 3 + [0]

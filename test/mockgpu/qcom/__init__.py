@@ -92,7 +92,8 @@ class VirtualMachine:
 
   def take_pages(self, size: int) -> None:
     """ENOMEM when the machine's memory limit would be passed."""
-    if self.config.memory is not None and self.pages + size > self.config.memory: raise error(errno.ENOMEM, f"{self.pages} of {self.config.memory} bytes used")
+    limit = self.config.memory
+    if limit is not None and self.pages + size > limit: raise error(errno.ENOMEM, f"{size} more bytes, {self.pages} of {limit} are used")
     self.pages += size
 
   def export(self, mem: Shmem) -> None:
@@ -156,7 +157,12 @@ class Sysfs:
 def sysfs(path: str) -> Sysfs | None:
   """The virtual attribute file at `path`, or None."""
   if not path.startswith(KGSL_SYSFS) or KGSL_NODE not in (m:=current()).config.nodes: return None
-  return Sysfs(m, path[len(KGSL_SYSFS):]) if path[len(KGSL_SYSFS):] in m.kgsl.attributes() else None
+  return Sysfs(m, name) if (name:=path[len(KGSL_SYSFS):]) in m.kgsl.attributes() else None
 
-__all__ = ["Config", "GpuViolation", "MockFileIOInterface", "VirtualFile", "VirtualMachine", "configure", "current", "exists", "ioctl_pointer", "listdir",
-           "munmap", "open_node"]
+def cpu_cache(op: str, addr: int, size: int) -> None:
+  """Cache maintenance on a CPU mapping of an MSM_BO_CACHED BO, which is not coherent: op is clean, invalidate or flush. See msm.cpu_cache."""
+  from test.mockgpu.qcom import msm
+  msm.cpu_cache(op, addr, size)
+
+__all__ = ["Config", "GpuViolation", "MockFileIOInterface", "VirtualFile", "VirtualMachine", "configure", "cpu_cache", "current", "exists",
+           "ioctl_pointer", "listdir", "munmap", "open_node"]

@@ -4,47 +4,54 @@ Every virtual file owns a real descriptor (an empty memfd), so its number is uni
 real mappings of the BOs' memfds; they are recorded here, because they keep a BO alive after its handle is closed.
 """
 from __future__ import annotations
-import _thread, bisect, ctypes, errno, mmap, os, sys, threading, traceback
-from typing import Any
+import _thread, bisect, ctypes, errno, mmap, os, sys, threading, traceback, weakref
+from typing import Any, NamedTuple
 from test.mockgpu.qcom.kernel import MAP_FIXED, MAP_FIXED_NOREPLACE, PAGE, error, libc, real_mmap
 
-class Vmas:
-  """CPU mappings of BOs, [start, end) each with its owner, whose `vmas` counts them. A partial munmap trims or splits, as in a kernel."""
-  def __init__(self) -> None: self._starts, self._maps, self._lock = list[int](), list[tuple[int, int, Any]](), threading.RLock()
+class Vma(NamedTuple):
+  """One CPU mapping, [start, end). `base` is where the owner's first byte is or would be: a split leaves it alone."""
+  start: int
+  end: int
+  owner: Any
+  base: int
 
-  def add(self, start: int, size: int, owner: Any) -> None:
+class Vmas:
+  """CPU mappings of BOs; an owner's `vmas` counts its own. A partial munmap trims or splits, as in a kernel."""
+  def __init__(self) -> None: self._starts, self._maps, self._lock = list[int](), list[Vma](), threading.RLock()
+
+  def add(self, start: int, size: int, owner: Any, base: int) -> None:
     with self._lock:
       i = bisect.bisect(self._starts, start)
       self._starts.insert(i, start)
-      self._maps.insert(i, (start, start + size, owner))
+      self._maps.insert(i, Vma(start, start + size, owner, base))
       owner.vmas += 1
 
-  def find(self, addr: int, size: int = 1) -> list[tuple[int, int, Any]]:
+  def find(self, addr: int, size: int = 1) -> list[Vma]:
     out = []
     with self._lock:
       for m in self._maps[max(0, bisect.bisect(self._starts, addr) - 1):]:
-        if m[0] >= addr + size: break
-        if m[1] > addr: out.append(m)
+        if m.start >= addr + size: break
+        if m.end > addr: out.append(m)
     return out
 
   def punch(self, addr: int, size: int) -> list[Any]:
     """Forgets [addr, addr+size); returns owners that lost their last mapping."""
     dead = []
     with self._lock:
-      for start, end, owner in self.find(addr, size):
+      for start, end, owner, base in self.find(addr, size):
         i = bisect.bisect_left(self._starts, start)
         del self._starts[i], self._maps[i]
         for a, b in ((start, addr), (addr + size, end)):
-          if a < b: self.add(a, b - a, owner)
+          if a < b: self.add(a, b - a, owner, base)
         owner.vmas -= 1
         if not owner.vmas: dead.append(owner)
     return dead
 
-  def of(self, machine: Any) -> list[tuple[int, int, Any]]:
-    """The mappings of one machine's BOs."""
-    with self._lock: return [m for m in self._maps if m[2].machine is machine]
+  def of(self, machine: Any, kind: type) -> list[Vma]:
+    """The mappings of one machine's BOs of class `kind`."""
+    with self._lock: return [m for m in self._maps if type(m.owner) is kind and m.owner.machine is machine]
 
-_files: dict[int, VirtualFile] = {}                     # by descriptor
+_files: weakref.WeakValueDictionary[int, VirtualFile] = weakref.WeakValueDictionary()      # by descriptor
 vmas = Vmas()                                           # of this process, whichever machine the BOs belong to
 
 class VirtualFile:
@@ -67,7 +74,8 @@ class VirtualFile:
   def mmap(self, start: int, size: int, prot: int, flags: int, offset: int) -> int:
     """Maps a BO (`offset` chooses it) into the process and returns the address. Raises OSError."""
     if self.fd < 0: raise error(errno.EBADF, f"{self.path} is closed")
-    if size <= 0 or offset % PAGE or (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) and start % PAGE): raise error(errno.EINVAL, "empty or unaligned mmap")
+    if size <= 0 or offset % PAGE or (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) and start % PAGE):
+      raise error(errno.EINVAL, f"mmap of {size} bytes at {start:#x}, offset {offset:#x}: empty or unaligned")
     model = self.model
     model.count("mmap")
     with model.lock: return model.mmap(self.client, start, -(-size // PAGE) * PAGE, prot, flags, offset)
@@ -75,7 +83,7 @@ class VirtualFile:
   def close(self) -> None:
     """Releases what this open of the node holds. Idempotent. CPU mappings stay valid."""
     if self.fd < 0: return
-    del _files[self.fd]
+    _files.pop(self.fd, None)
     os.close(self.fd)
     self.fd = -1
     if not self.model.machine.forked:
@@ -97,7 +105,7 @@ def map_shared(owner: Any, fd: int, start: int, size: int, prot: int, flags: int
   if flags & 3 != 1 and prot & mmap.PROT_WRITE: raise error(errno.EINVAL, "a private writable mapping of device memory")
   addr = real_mmap(start, size, prot, flags, fd)
   for dead in vmas.punch(addr, size): dead.unmapped()   # MAP_FIXED over an older mapping
-  vmas.add(addr, size, owner)
+  vmas.add(addr, size, owner, addr)
   return addr
 
 # *** the C entry point
@@ -139,7 +147,9 @@ class MockFileIOInterface:
     self.path, self._node, self._text = path, None, None
     if fd: self.fd = fd
     elif (text:=sysfs(path)) is not None: self._text, self.fd = text, os.memfd_create("sysfs", os.MFD_CLOEXEC)
-    elif self.is_virtual(path): self.fd = (node:=open_node(path, flags)).fd; self._node = node    # noqa: E702
+    elif self.is_virtual(path):
+      self._node = open_node(path, flags)
+      self.fd = self._node.fd
     else: self.fd = os.open(path, flags)
 
   @staticmethod

@@ -29,7 +29,8 @@ class DmaHeap(Model):
 
   def alloc(self, client: None, a: Any) -> None:
     """Zeroed memory behind a new dma-buf descriptor; it lives until the last descriptor and import are gone."""
-    if a.fd or a.heap_flags or a.fd_flags & ~(os.O_CLOEXEC | os.O_ACCMODE): raise error(errno.EINVAL, f"fd {a.fd}, flags {a.fd_flags:#x}, {a.heap_flags:#x}")
+    if a.fd or a.heap_flags or a.fd_flags & ~(os.O_CLOEXEC | os.O_ACCMODE):
+      raise error(errno.EINVAL, f"fd {a.fd}, flags {a.fd_flags:#x}, {a.heap_flags:#x}")
     if not a.len: raise error(errno.EINVAL, "len 0")
     self.reap()
     mem = Shmem(-(-a.len // PAGE) * PAGE, "dma-heap")

@@ -24,7 +24,9 @@ def error(code: int, why: str) -> OSError:
   return e
 
 def real_mmap(start: int, size: int, prot: int, flags: int, fd: int, offset: int = 0) -> int:
-  if (addr:=libc.mmap(start, size, prot, flags, fd, offset)) in (None, ctypes.c_void_p(-1).value): raise OSError(e:=ctypes.get_errno(), os.strerror(e))
+  """mmap(2): the address. Raises OSError."""
+  addr = libc.mmap(start, size, prot, flags, fd, offset)
+  if addr in (None, ctypes.c_void_p(-1).value): raise OSError(e:=ctypes.get_errno(), os.strerror(e))
   return addr
 
 # *** ABI layouts
@@ -128,7 +130,7 @@ class Ids:
 # *** fences
 
 class Fence:
-  """A dma_fence: signals once, never with an error here (both drivers signal killed work as if it had finished). All access under the machine's lock."""
+  """A dma_fence: signals once, never with an error (both drivers signal killed work as if it had finished). Access under the machine's lock."""
   __slots__ = ("context", "seqno", "signalled", "callbacks", "job")
   def __init__(self, context: object, seqno: int, job: Any = None):
     self.context, self.seqno, self.job, self.signalled, self.callbacks = context, seqno, job, False, None
@@ -169,8 +171,12 @@ class Shmem:
   """`size` bytes of zeroed shared memory (a memfd): mapped once for the GPU on first use, any number of times for the CPU, exported by dup."""
   def __init__(self, size: int, name: str = "qcom-bo", fd: int | None = None):
     self.size, self.resv, self.dmabuf = size, Resv(), False
-    if fd is None: os.ftruncate(fd:=os.memfd_create(name, os.MFD_CLOEXEC), size)
-    self.fd, self._ram = fd, 0
+    self.fd, self._ram = os.memfd_create(name, os.MFD_CLOEXEC) if fd is None else fd, 0
+    try:
+      if fd is None: os.ftruncate(self.fd, size)
+    except BaseException:
+      os.close(self.fd)
+      raise
 
   @property
   def ram(self) -> int:
@@ -324,7 +330,8 @@ def jiffies_deadline(now_ns: int, timeout_ns: int) -> int:
 class Entity:
   """A drm_sched entity: a FIFO of jobs, each held back until its dependencies have signalled, then handed to the GPU. Lock held."""
   __slots__ = ("queue", "submit", "blocked")
-  def __init__(self, submit: Callable[[Any], None]): self.queue, self.submit, self.blocked = collections.deque[tuple[Any, list[Fence]]](), submit, False
+  def __init__(self, submit: Callable[[Any], None]):
+    self.queue, self.submit, self.blocked = collections.deque[tuple[Any, list[Fence]]](), submit, False
 
   def push(self, job: Any, deps: list[Fence]) -> None:
     if not self.queue and not deps: self.submit(job)

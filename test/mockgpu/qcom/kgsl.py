@@ -74,8 +74,8 @@ class CommandRecord(NamedTuple):
 
 class KGSL(Model):
   prefix, unknown, abi, type_byte, copy_back_on_error = ("IOCTL_KGSL_",), errno.ENOTTY, ABI, ABI.KGSL_IOC_TYPE, False
-  table = {n: f"kgsl_{n.lower()}" for n in ("DEVICE_GETPROPERTY", "DEVICE_WAITTIMESTAMP_CTXTID", "DRAWCTXT_CREATE", "DRAWCTXT_DESTROY", "MAP_USER_MEM",
-    "CMDSTREAM_READTIMESTAMP_CTXTID", "SHAREDMEM_FREE", "TIMESTAMP_EVENT", "GPUMEM_ALLOC_ID", "GPUMEM_FREE_ID", "GPUMEM_GET_INFO",
+  table = {n: f"kgsl_{n.lower()}" for n in ("DEVICE_GETPROPERTY", "DEVICE_WAITTIMESTAMP_CTXTID", "DRAWCTXT_CREATE", "DRAWCTXT_DESTROY",
+    "MAP_USER_MEM", "CMDSTREAM_READTIMESTAMP_CTXTID", "SHAREDMEM_FREE", "TIMESTAMP_EVENT", "GPUMEM_ALLOC_ID", "GPUMEM_FREE_ID", "GPUMEM_GET_INFO",
     "GPUMEM_SYNC_CACHE", "GPUOBJ_ALLOC", "GPUOBJ_FREE", "GPUOBJ_INFO", "GPUOBJ_IMPORT", "GPUOBJ_SYNC", "GPU_COMMAND", "GPUOBJ_SET_INFO")}
   table["SETPROPERTY"] = "kgsl_device_getproperty"
 
@@ -87,7 +87,7 @@ class KGSL(Model):
     self.ids, self.context_ids = Ids(), Ids(1, MAX_CONTEXTS + 1)
     self.contexts: dict[int, Context] = {}
     self.clients: dict[Client, None] = {}
-    self.commands: collections.deque[CommandRecord] = collections.deque(maxlen=65536)
+    self.commands: collections.deque[CommandRecord] = collections.deque(maxlen=4096)
     self._space: Any = None
 
   @property
@@ -263,7 +263,7 @@ class KGSL(Model):
     else:
       if not a.hostptr or a.hostptr % PAGE: raise error(errno.EINVAL, f"hostptr {a.hostptr:#x}")
       if vmas.find(a.hostptr): raise error(errno.EFAULT, f"{a.hostptr:#x} lies in a mapping of GPU memory")
-      if not a.len or a.len % PAGE or a.offset: raise error(errno.EINVAL, f"{a.len} bytes, offset {a.offset}: anonymous memory is mapped in whole pages")
+      if not a.len or a.len % PAGE or a.offset: raise error(errno.EINVAL, f"{a.len} bytes, offset {a.offset}: not whole pages")
       self._check_host(a.hostptr, a.len, writable=not flags & ABI.KGSL_MEMFLAGS_GPUREADONLY)
       e = self._new(a.len, flags | ABI.KGSL_MEMFLAGS_USERMEM_ADDR, None, "host memory")
       e.useraddr = a.hostptr
@@ -519,7 +519,7 @@ class KGSL(Model):
   def live(self) -> dict[str, int]:
     """What is alive now; all zero after every file is closed and every mapping is gone."""
     with self.lock:
-      maps = [m for m in vmas.of(self.machine) if type(m[2]) is Entry]
+      maps = vmas.of(self.machine, Entry)
       return {"clients": len(self.clients), "contexts": len(self.contexts), "entries": len(self.entries),
               "bytes": sum(e.size for e in self.entries.values()), "va_bytes": self.svm.used + self.va.used, "mappings": len(maps),
-              "mapped_bytes": sum(b - a for a, b, _ in maps), "pending": sum(len(x.pending) for x in self.contexts.values())}
+              "mapped_bytes": sum(m.end - m.start for m in maps), "pending": sum(len(x.pending) for x in self.contexts.values())}

@@ -5,7 +5,7 @@ DRM core (drm_ioctl.c, drm_gem.c, drm_prime.c, drm_syncobj.c); each check names 
 PROFILES. Not modelled: a successful EN_VM_BIND (answered EINVAL, as for a device without private pagetables), perf counters, devcoredump.
 """
 from __future__ import annotations
-import collections, dataclasses, errno, functools, os, struct
+import collections, ctypes, dataclasses, errno, functools, os, struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from test.mockgpu.qcom.files import map_shared, vmas
@@ -20,7 +20,8 @@ BO, CMD, SYNCOBJ, TIMESPEC = (ABI.layout(f"drm_msm_{n}") for n in ("gem_submit_b
 PIPE_3D0, INT_MAX = 0x10, 0x7fffffff
 # what the submit path reads, as plain names: it runs once a replay in host-cost measurements
 NO_IMPLICIT, FENCE_FD_IN, FENCE_FD_OUT, FENCE_SN_IN, SUDO, SYNCOBJ_IN, SYNCOBJ_OUT, SUBMIT_FLAGS = (
-  getattr(ABI, f"MSM_SUBMIT_{n}") for n in ("NO_IMPLICIT", "FENCE_FD_IN", "FENCE_FD_OUT", "FENCE_SN_IN", "SUDO", "SYNCOBJ_IN", "SYNCOBJ_OUT", "FLAGS"))
+  getattr(ABI, f"MSM_SUBMIT_{n}") for n in (
+    "NO_IMPLICIT", "FENCE_FD_IN", "FENCE_FD_OUT", "FENCE_SN_IN", "SUDO", "SYNCOBJ_IN", "SYNCOBJ_OUT", "FLAGS"))
 BO_WRITE, BO_NO_IMPLICIT, CMD_BUF, CMD_RESTORE = (
   getattr(ABI, f"MSM_SUBMIT_{n}") for n in ("BO_WRITE", "BO_NO_IMPLICIT", "CMD_BUF", "CMD_CTX_RESTORE_BUF"))
 VA_START = 1 << 32                                      # private VM of an A630 (a6xx_catalog.c: 4GB_VA)
@@ -94,9 +95,14 @@ class GpuJob(NamedTuple):
   restore: list[tuple[int, int]]                        # (iova, dwords) of CTX_RESTORE buffers, run only if the ring holds another client's state
 
 class Bo:
-  """A GEM object. Lives while any handle, CPU mapping, dma-buf descriptor or unfinished submit refers to it."""
+  """A GEM object. Lives while any handle, CPU mapping, dma-buf descriptor or unfinished submit refers to it.
+
+  `mem` is the memory the GPU sees. A CACHED BO is not coherent: CPU mappings see `cpu`, a second copy, until the client cleans or invalidates
+  (cpu_cache below). WC and CACHED_COHERENT mappings see `mem`.
+  """
   def __init__(self, model: MSM, size: int, flags: int, mem: Shmem, *, imported: bool = False):
     self.model, self.machine, self.size, self.flags, self.mem, self.imported = model, model.machine, size, flags, mem, imported
+    self.cpu = Shmem(size, "msm-bo-cached") if flags & ABI.MSM_BO_CACHE_MASK == ABI.MSM_BO_CACHED else mem
     self.resv, self.addrs = mem.resv, dict[Vm, Vma]()
     self.handles, self.vmas, self.submits, self.madv, self.purged, self.pages = 0, 0, 0, 0, False, False
     self.offset = model.offsets.alloc(size)
@@ -141,8 +147,8 @@ class MSM(Model):
 
   def __init__(self, machine: Any):
     super().__init__(machine)
-    if machine.config.kernel not in PROFILES: raise ValueError(f"kernel {machine.config.kernel!r} has no profile; choose one of {', '.join(PROFILES)}")
-    self.profile = p = PROFILES[machine.config.kernel]
+    if (kernel:=machine.config.kernel) not in PROFILES: raise ValueError(f"kernel {kernel!r} has no profile; choose one of {', '.join(PROFILES)}")
+    self.profile = p = PROFILES[kernel]
     if not p.gpuvm: del self._by_nr[ABI.ioctls["DRM_IOCTL_MSM_VM_BIND"] & 0xff]
     if not p.perfcntr: del self._by_nr[ABI.ioctls["DRM_IOCTL_MSM_PERFCNTR_CONFIG"] & 0xff]
     self.bo_flags = 0xf if p.no_implicit_bo else 7
@@ -154,7 +160,7 @@ class MSM(Model):
     self.clients: dict[Client, None] = {}
     self.shared: Vm | None = None
     self.global_faults = self.suspends = 0
-    self.submits: collections.deque[SubmitRecord] = collections.deque(maxlen=65536)
+    self.submits: collections.deque[SubmitRecord] = collections.deque(maxlen=4096)
     self.current_client: Client | None = None           # whose state the ring holds: decides CTX_RESTORE buffers
 
   # *** files
@@ -226,6 +232,7 @@ class MSM(Model):
     self.exported.pop(bo, None)
     self.offsets.release(bo.offset, bo.size)
     self.machine.bury(bo.mem)
+    if bo.cpu is not bo.mem: self.machine.bury(bo.cpu)
 
   def _reap(self) -> None:
     """Notices dma-buf descriptors that were closed behind the model's back."""
@@ -283,7 +290,7 @@ class MSM(Model):
     if not bo.owners[c]: raise error(errno.EACCES, "the BO was not opened by this file")
     if bo.madv: raise error(errno.ENOMEM, "the BO is DONTNEED or purged; a CPU access would be SIGBUS")
     self._get_pages(bo)                                 # a kernel allocates on first touch, and kills the process if it cannot
-    return map_shared(bo, bo.mem.fd, start, size, prot, flags)
+    return map_shared(bo, bo.cpu.fd, start, size, prot, flags)
 
   def _get_pages(self, bo: Bo) -> None:
     if bo.pages: return
@@ -320,7 +327,9 @@ class MSM(Model):
     self._param_prefix(c, a)
     text = a.param in (ABI.MSM_PARAM_COMM, ABI.MSM_PARAM_CMDLINE)
     if a.len > (PAGE if text else 0): raise error(errno.EINVAL, f"len {a.len}")
-    if text: setattr(c, "comm" if a.param == ABI.MSM_PARAM_COMM else "cmdline", copy_from_user(a.value, a.len).split(b"\0")[0].decode(errors="replace"))
+    if text:
+      name = copy_from_user(a.value, a.len).split(b"\0")[0].decode(errors="replace")
+      setattr(c, "comm" if a.param == ABI.MSM_PARAM_COMM else "cmdline", name)
     elif a.param == ABI.MSM_PARAM_SYSPROF: raise error(errno.EPERM, "SYSPROF needs CAP_PERFMON")
     elif a.param == ABI.MSM_PARAM_EN_VM_BIND and self.profile.gpuvm and self.machine.config.private_vm and c.vm is not None:
       raise error(errno.EBUSY, "the VM exists already")
@@ -417,8 +426,9 @@ class MSM(Model):
         if not bo.pages or bo.submits or bo.imported or bo.resv.busy(True): continue
         if bo.madv:
           for vm in list(bo.addrs): self._drop_vma(bo, vm)
-          os.ftruncate(bo.mem.fd, 0)                    # contents are lost; CPU mappings see zeros where a kernel would raise SIGBUS
-          os.ftruncate(bo.mem.fd, bo.size)
+          for fd in {bo.mem.fd, bo.cpu.fd}:             # contents are lost; CPU mappings see zeros where a kernel would raise SIGBUS
+            os.ftruncate(fd, 0)
+            os.ftruncate(fd, bo.size)
           bo.purged = True
         elif self.profile.eviction and self.machine.config.swap:
           for vm, vma in bo.addrs.items():
@@ -698,16 +708,27 @@ class MSM(Model):
   # *** for tests
 
   def live(self) -> dict[str, int]:
-    """What is alive now: {clients, handles, bos, bytes, iova_bytes, mappings, mapped_bytes, fences, queues}. All zero after every file is closed and every
-    mapping is gone, except while work is in flight."""
+    """What is alive now, counts and bytes by name. All zero once every file is closed, every mapping gone and no work in flight."""
     with self.lock:
       self._reap()
-      maps = vmas.of(self.machine)
+      maps = vmas.of(self.machine, Bo)
       spaces = {vm for bo in self.bos for vm in bo.addrs}
       return {"clients": len(self.clients), "handles": sum(len(c.handles) for c in self.clients), "bos": len(self.bos),
               "bytes": sum(b.size for b in self.bos), "iova_bytes": sum(vm.ranges.used for vm in spaces),
-              "mappings": sum(type(o) is Bo for *_, o in maps), "mapped_bytes": sum(b - a for a, b, o in maps if type(o) is Bo),
+              "mappings": len(maps), "mapped_bytes": sum(m.end - m.start for m in maps),
               "fences": sum(len(q.fences) for c in self.clients for q in c.queues.values()), "queues": sum(len(c.queues) for c in self.clients)}
+
+def cpu_cache(op: str, addr: int, size: int) -> None:
+  """What arm64's cache maintenance by address does to mappings of CACHED BOs: "clean" (dc cvac) writes the CPU's copy to memory, "invalidate"
+  drops it, "flush" (dc civac) does both. Whole 64-byte lines; other memory is left alone, as it is coherent here."""
+  if op not in ("clean", "invalidate", "flush"): raise ValueError(f"cache operation {op!r} is not clean, invalidate or flush")
+  lo, hi = addr & ~63, -(-(addr + size) // 64) * 64
+  for start, end, bo, base in vmas.find(lo, hi - lo):
+    if type(bo) is not Bo or bo.cpu is bo.mem: continue
+    a, n = max(lo, start), min(hi, end) - max(lo, start)
+    ram = bo.mem.ram + a - base
+    if op != "invalidate": ctypes.memmove(ram, a, n)
+    if op != "clean": ctypes.memmove(a, ram, n)
 
 def timespec_ns(raw: bytes) -> int:
   t = TIMESPEC.unpack(raw)
