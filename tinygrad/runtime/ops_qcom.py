@@ -427,6 +427,7 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
     return buf
 
   def alloc(self, size:int, options:BufferSpec|None=None) -> HCQBuffer:
+    self.dev.iface.check_process()
     cached = len(self.cache[(size, options)]) > 0
     try: buf = super().alloc(size, options)
     except MemoryError as e: raise MemoryError(f"{e}: {e.__cause__}") from e.__cause__
@@ -467,7 +468,9 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
   def _copyout(self, dest:memoryview, src:HCQBuffer):
     self._readable(src)
     with cpu_profile(f"{self.dev.device} -> TINY", f"{self.dev.device}:COPY"): ctypes.memmove(from_mv(dest), src.cpu_view().addr, len(dest))
-  def _as_buffer(self, buf:HCQBuffer) -> memoryview: return to_mv(self._readable(buf).cpu_view().addr, buf.size)
+  # copies to the device must come through _copyin, which knows what they overwrite: no zero copy views
+  @property
+  def _as_buffer(self): raise AttributeError("_as_buffer")
 
 # *****************
 # 5. the device
@@ -538,17 +541,26 @@ class QCOMDevice(HCQ2Compiled):
     self.inflight[-1].keep = (arena, table, batch)
 
   def _run(self, fxn, args:list, batch:memoryview, inputs:list[int], name:str):
-    if os.getpid() != self.iface.pid: raise self.iface.forked()
+    self.iface.check_process()
     if self.kept is not None: self.raise_kept()
     if not self.retired(batch[LAST]): self._wait(batch[LAST]) # the arena is patched in place
     if len(self.inflight) >= 256 and self.retired(self.inflight[-1].timeline): self.synchronize()
     live = self.iface.live
-    live.reserve(max(batch[NREFS], len(inputs)))
     with live.lock:
+      live.reserve(max(batch[NREFS], len(inputs)))
       live.inputs[:len(inputs)] = inputs
       fxn(*args)
-    if self.queue.error: raise self.iface.submit_error()
+    if self.queue.error: raise self.rejected()
     self.inflight.append(Run(self.queue.timeline, self.queue.fence, name, batch, inputs))
+
+  def rejected(self) -> QCOMError:
+    """The error of a batch that failed. What the kernel took of it is waited for: the next run patches the same arena."""
+    e = self.iface.submit_error()
+    self.iface.wait(self.queue.fence, int(self.wait_timeout_ms))
+    self.drain()
+    if self.iface.lost() is not None: self.iface.recover()
+    e, self.kept = self.kept or e, None
+    return e
 
   # *** waiting ***
 
@@ -584,9 +596,9 @@ class QCOMDevice(HCQ2Compiled):
     raise QCOMError(f"{self.device} lost {lost.name!r}: {why}. {progress}. The device accepts new work; what was in flight must be computed again")
 
   def synchronize(self, timeout:int|None=None):
+    self.iface.check_process()
     if self.kept is not None: self.raise_kept()
     if self.inflight:
-      if os.getpid() != self.iface.pid: raise self.iface.forked()
       self._wait(self.inflight[-1].timeline, timeout)
       self.inflight.clear()
     if self.prof_ents: self.collect_prof()

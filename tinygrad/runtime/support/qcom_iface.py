@@ -177,15 +177,16 @@ class QCOMIface:
 
   def ioctl(self, req:str, doing:str, /, *args, **kwargs) -> Any:
     """Calls `req` of this kernel's API; a signal or a full queue retries. Raises QCOMError naming ioctl, errno and purpose, OSError as its cause."""
-    if os.getpid() != self.pid: raise self.forked()
+    self.check_process()
     while True:
       try: return getattr(self.api, self.prefix + req)(self.fd, *args, **kwargs)
       except OSError as e:
         if e.errno in self.retry: continue
         raise QCOMError(f"{self.prefix}{req} failed while {doing}: {errname(e.errno)} ({os.strerror(unwrap(e.errno))}){self._hint(e.errno)}") from e
 
-  def forked(self) -> QCOMError:
-    return QCOMError(f"QCOM was opened by process {self.pid}: process {os.getpid()}, a fork of it, can't use it. Start workers with spawn, or open QCOM after fork")
+  def check_process(self):
+    if os.getpid() == self.pid: return
+    raise QCOMError(f"QCOM was opened by process {self.pid}: process {os.getpid()}, a fork of it, can't use it. Start workers with spawn, or open QCOM after fork")
 
   def _hint(self, err:int|None) -> str:
     if err in (errno.EACCES, errno.EPERM): return f". {self.fd.path} opened but the ioctl is denied: check group (render or video) and security policy (SELinux)"
@@ -201,6 +202,7 @@ class QCOMIface:
       if (err:=getattr(e.__cause__, "errno", None)) == errno.ENOSPC: raise MemoryError(f"the GPU's address space is full ({e})") from e
       if err == errno.ENOMEM: raise MemoryError(f"the kernel is out of memory ({e})") from e
       raise
+    except OSError as e: raise MemoryError(f"the process is out of memory or address space for the CPU's view ({e})") from e
 
   def free(self, buf:HCQBuffer): raise NotImplementedError
 
@@ -242,6 +244,9 @@ class QCOMIface:
     self.closed = True
     if os.getpid() == self.pid: self._close()
   def device_fini(self): self.close()
+  def _close_node(self): # now: the traceback of a failed open may hold on to the file
+    self.fd.__del__()
+    del self.fd.fd, self.fd
 
 def errname(err:int|None) -> str: return errno.errorcode.get(err or 0, str(err))
 def ioctl_request(fn:functools.partial) -> int:
@@ -342,7 +347,7 @@ class MSMIface(QCOMIface):
   def _close(self):
     if not hasattr(self, "fd"): return
     if hasattr(self, "queue_id"): self.ioctl("MSM_SUBMITQUEUE_CLOSE", "closing the submit queue", self.queue_id)
-    del self.fd
+    self._close_node()
 
 def kgsl_flag(name:str, val:int) -> int: return (val << getattr(kgsl, f"{name}_SHIFT")) & getattr(kgsl, f"{name}_MASK")
 
@@ -426,7 +431,7 @@ class KGSLIface(QCOMIface):
   def _close(self):
     if not hasattr(self, "fd"): return
     if hasattr(self, "ctx"): self.ioctl("DRAWCTXT_DESTROY", "closing the context", drawctxt_id=self.ctx)
-    del self.fd
+    self._close_node()
 
 def clean_dcache(ptr:int, size:int):
   """Writes the CPU's cache lines of [ptr, ptr+size) back to memory, where the GPU reads. Only arm64 has GPUs that need it (DC CVAC, Arm ARM D7.5)."""
