@@ -426,6 +426,7 @@ class KGSLIface(QCOMIface):
     """A context that faulted never comes back; memory belongs to the process and stays."""
     self.ioctl("DRAWCTXT_DESTROY", "dropping the lost context", drawctxt_id=self.ctx)
     del self.ctx
+    self.queue.fence = 0 # timestamps are a context's
     self._open_queue()
 
   def _close(self):
