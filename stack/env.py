@@ -1,6 +1,6 @@
 """Set-up of this clone: .venv with pinned requirements, the unmodified tinygrad, a C compiler, and the environment that commands run in."""
 from __future__ import annotations
-import contextlib, fcntl, hashlib, os, pathlib, platform, shutil, subprocess, sys, time
+import collections, contextlib, fcntl, hashlib, os, pathlib, platform, shutil, subprocess, sys, time
 from collections.abc import Iterator, Mapping
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -32,13 +32,24 @@ def locked(name: str) -> Iterator[None]:
     yield
 
 def run_step(what: str, cmd: list[str | os.PathLike[str]], remedy: str) -> None:
-  """Runs one set-up command; its output is shown only if it fails. Raises Problem."""
+  """Runs one set-up command. On a terminal its newest line of output is shown while it runs, elsewhere a sign of life every 20 s; if it fails, Problem
+  has its last lines."""
   say(f"{what} ...")
-  start = time.monotonic()
-  done = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL)
-  if done.returncode:
-    tail = "\n".join("  " + line for line in done.stdout.strip().splitlines()[-12:])
-    raise Problem(f"{what} failed (exit status {done.returncode}):\n{tail}\n{remedy}")
+  start = shown = time.monotonic()
+  tail: collections.deque[str] = collections.deque(maxlen=12)
+  live = sys.stderr.isatty()
+  with subprocess.Popen(cmd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL) as child:
+    try:
+      for line in child.stdout or ():
+        tail.append(line.rstrip())
+        if live: print(f"\r\033[K  {line.strip()[:shutil.get_terminal_size().columns - 4]}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - shown > 20: say(f"{what}: {time.monotonic() - start:.0f} s, {line.strip()[:100]}"); shown = time.monotonic()
+    except KeyboardInterrupt:
+      child.terminate()
+      raise
+  if live: print("\r\033[K", end="", file=sys.stderr)
+  if child.returncode:
+    raise Problem(f"{what} failed (exit status {child.returncode}):\n" + "\n".join("  " + line[:300] for line in tail) + f"\n{remedy}")
   if (took := time.monotonic() - start) > 2: say(f"{what}: done in {took:.0f} s")
 
 NETWORK = "If this machine has no network: run the same command once where it has, or give pip a local source (PIP_FIND_LINKS, PIP_INDEX_URL)."
@@ -54,7 +65,7 @@ def venv() -> None:
     stamp.unlink(missing_ok=True)
     if fresh:
       run_step("creating .venv", [sys.executable, "-m", "venv", "--clear", VENV], "Install the venv module of this Python (Debian: python3-venv).")
-    pip: list[str | os.PathLike[str]] = [PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--require-hashes"]
+    pip: list[str | os.PathLike[str]] = [PYTHON, "-m", "pip", "install", "--progress-bar=off", "--disable-pip-version-check", "--require-hashes"]
     run_step("installing pinned requirements (about 350 MB, cached by pip)", [*pip, "-r", REQUIREMENTS], NETWORK)
     run_step("installing model files", [*pip, "--no-deps", "-r", NODEPS], NETWORK)
     stamp.write_text(want)
@@ -71,8 +82,8 @@ def base_archives(python: str | os.PathLike[str] = PYTHON) -> tuple[pathlib.Path
     DOWNLOADS.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     run_step(f"downloading {path.name}",
-             [python, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--require-hashes", *kind, "-r", BASE,
-              "-d", DOWNLOADS], NETWORK)
+             [python, "-m", "pip", "download", "--progress-bar=off", "--disable-pip-version-check", "--no-deps", "--require-hashes", *kind,
+              "-r", BASE, "-d", DOWNLOADS], NETWORK)
     if not path.is_file(): raise Problem(f"pip did not leave {path.name} in build/dl; remove that folder and try again")
   return sdist, wheel
 
