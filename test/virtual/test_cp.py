@@ -130,6 +130,14 @@ def test_arithmetic_packets(rig):
   assert v[8] == 7 and v[10] | v[11] << 32 == (10 | 0xffffffff << 32) + 3 & (1 << 64) - 1 and v[12:16] == [10, 0xffffffff, 3, 0]
   assert v[16] == 0x1a0 and v[0] == 10 + 0x1a0
 
+def test_cp_must_wait_for_its_own_writes(rig):
+  m = rig.alloc(4096, "m")
+  copy = (4, m.iova, m.iova >> 32, m.iova + 64, m.iova >> 32)
+  (v,) = rig.run(Stream().mem_write(m.iova, 1, 2, 3, 4).pkt7(0x75, *copy)).result.reports
+  assert v.kind == "cp_order" and "CP_WAIT_MEM_WRITES" in str(v)
+  ok(rig.run(Stream().mem_write(m.iova, 1, 2, 3, 4).pkt7(0x12).pkt7(0x75, *copy)))
+  assert m.view(np.uint32, 4, 64).tolist() == [1, 2, 3, 4]
+
 def test_conditional_packets(rig):
   m = rig.alloc(4096, "m").put(struct.pack("<2I", 1, 5))
   at = lambda i: (m.iova + 4 * i, m.iova >> 32)

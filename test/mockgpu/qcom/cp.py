@@ -123,6 +123,7 @@ class CommandProcessor:
     self.ib, self.size, self.pos, self.words, self.label = 0, 0, 0, [], None
     self.icache_label = 0                               # SP_PS_INSTR_SIZE at the last LABEL event
     self.cp_wrote = True                                # memory may have changed under UCHE: the CPU before this job, the CP within it
+    self.unlanded: dict[int, int] = {}                  # bytes the CP wrote since the last WAIT_MEM_WRITES, by address
     self.dispatches, self.kernel = 0, ""
 
   def reset(self) -> None:
@@ -259,7 +260,7 @@ class CommandProcessor:
   def packet_name(h: int) -> str:
     return OPCODES.get(h >> 16 & 0x7f, f"opcode {h >> 16 & 0x7f:#x}") if h >> 28 == 7 else f"write of {R.name(h >> 8 & 0x3ffff)}"
 
-  # *** small helpers
+  # *** common to packets
 
   @property
   def space(self):
@@ -299,6 +300,8 @@ class CommandProcessor:
       self.smmu_fault(e)
       return [0] * dwords
     self.check_flushed(addr, dwords * 4)
+    if self.unlanded and any(a < addr + dwords * 4 and addr < a + n for a, n in self.unlanded.items()):
+      self.report("cp_order", f"CP reads {dwords * 4} bytes at {addr:#x}, which it wrote itself, without CP_WAIT_MEM_WRITES")
     return list(struct.unpack(f"<{dwords}I", raw))
 
   def check_flushed(self, addr: int, size: int) -> None:
@@ -317,6 +320,7 @@ class CommandProcessor:
       self.smmu_fault(e)
       return
     self.cp_wrote = True
+    self.unlanded[addr] = max(len(data), self.unlanded.get(addr, 0))
 
   def overflow(self, p: Packet, vals: list[int]) -> list[int]:
     """Reports values that do not fit their register and returns what the hardware keeps."""
@@ -368,7 +372,7 @@ class CommandProcessor:
     self.drain()
 
   def wait_for_me(self, a: Sequence[int]) -> None: pass
-  def wait_mem_writes(self, a: Sequence[int]) -> None: pass
+  def wait_mem_writes(self, a: Sequence[int]) -> None: self.unlanded.clear()
   def set_marker(self, a: Sequence[int]) -> None: self.expect(a, 1)
   def context_switch_yield(self, a: Sequence[int]) -> None: pass
 
@@ -457,6 +461,7 @@ class CommandProcessor:
   def mem_to_mem(self, a: Sequence[int]) -> None:
     self.expect(a, 5, 7, 9)
     n = 2 if a[0] >> 29 & 1 else 1
+    if a[0] >> 30 & 1: self.unlanded.clear()
     total = 0
     for k in range((len(a) - 3) // 2):
       lo = self.read_mem(a[3 + 2 * k] | a[4 + 2 * k] << 32, n)

@@ -29,6 +29,7 @@ REMEDY = {
                   "a LABEL event follows (Mesa issue 5892).",
   "fetch_bounds": "The shader core fetches SP_CS_INSTR_SIZE groups of 128 bytes from SP_CS_BASE, and they must be mapped.",
   "unflushed_read": "The CP reads memory, the newest data is still dirty in UCHE: CACHE_FLUSH_TS and WAIT_FOR_IDLE first.",
+  "cp_order": "The CP's writes are posted: emit CP_WAIT_MEM_WRITES before it reads them back (and CP_WAIT_FOR_ME before indirect dispatches).",
   "stale_line": "UCHE still holds what memory held before the CPU or the CP wrote it: emit CACHE_INVALIDATE before the dispatch.",
   "missing_wait": "The line was written by a dispatch that need not have finished: emit WAIT_FOR_IDLE between dependent dispatches.",
   "unknown_instruction": "The virtual shader core does not know this encoding: data instead of code, or a gap in its table.",
