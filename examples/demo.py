@@ -1,0 +1,162 @@
+"""`./dev demo`: compiles a text-direction classifier for an Adreno 630, replays it on alternating images, and holds every answer against onnxruntime.
+
+The device is a real Adreno 630 if one opens, else the virtual one, which executes the same machine code; the first line says which. DEV=... decides
+otherwise (DEV=MOCKKGSL+QCOM, DEV=MSM+QCOM:IR3). The model is the one that ships in the PyPI package rapidocr-onnxruntime: one image of 3x48x192, values
+(v/255 - 0.5) / 0.5, zeros right of the text, probabilities of "upright" and "upside down" out. Exit status 0 if every answer agrees, 1 if not.
+"""
+from __future__ import annotations
+import contextlib, importlib.util, io, math, os, pathlib, resource, sys, time, traceback
+from dataclasses import replace
+from typing import Any
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageDraw, ImageFont
+from tinygrad import Context, Device, GlobalCounters, Tensor, TinyJit
+from tinygrad.helpers import DEV, getenv, tqdm
+from tinygrad.nn.onnx import OnnxRunner
+
+PACKAGE, MODEL = "rapidocr_onnxruntime", "ch_ppocr_mobile_v2.0_cls_infer.onnx"
+SHAPE, LABELS = (1, 3, 48, 192), ("upright", "upside down")
+TEXTS = ("Adreno 630", "Snapdragon 845", "fence 1024", "mainline Linux")
+ROUNDS = 2            # replays over all images; a text and its upside-down twin are two images
+TOLERANCE = 1e-4      # of a probability: float32 sums in another order
+
+def open_device() -> tuple[Any, bool]:
+  """(device, whether it is virtual). Raises RuntimeError with each interface's reason if DEV names one that does not open."""
+  asked = bool(DEV.device)
+  if asked and DEV.device != "QCOM": raise RuntimeError(f"DEV={os.environ['DEV']} is not an Adreno: unset DEV, or use DEV=QCOM or DEV=MOCKMSM+QCOM")
+  if not asked: DEV.value = os.environ["DEV"] = "QCOM" # the environment is for compile workers
+  try: dev = Device["QCOM"]
+  except RuntimeError as e:
+    if asked: raise
+    print(f"no Adreno 630 opens here ({e})")
+    DEV.value = os.environ["DEV"] = "MOCKMSM+QCOM"
+    dev = Device["QCOM"]
+  return dev, type(dev.iface).__name__.startswith("MOCK") # type: ignore[attr-defined]
+
+def model_path() -> pathlib.Path:
+  """The classifier inside the installed package, which is not imported: only its data is needed."""
+  spec = importlib.util.find_spec(PACKAGE)
+  path = pathlib.Path(spec.origin).parent / "models" / MODEL if spec is not None and spec.origin else None
+  if path is None or not path.is_file(): raise RuntimeError(f"{MODEL} is missing: pip install --no-deps rapidocr-onnxruntime==1.4.4")
+  return path
+
+def draw(text: str, upside_down: bool) -> np.ndarray:
+  """A line of text as the model takes it: float32 of SHAPE."""
+  font = ImageFont.load_default(36)
+  left, top, right, bottom = font.getbbox(text)
+  img = Image.new("RGB", (round(right - left) + 16, round(bottom - top) + 16), (244, 240, 228))
+  ImageDraw.Draw(img).text((8 - left, 8 - top), text, fill=(24, 32, 48), font=font)
+  if upside_down: img = img.rotate(180)
+  _, _, height, width = SHAPE
+  img = img.resize((min(width, math.ceil(height * img.width / img.height)), height), Image.Resampling.BILINEAR)
+  out = np.zeros(SHAPE, np.float32)
+  out[0, :, :, :img.width] = (np.asarray(img, np.float32).transpose(2, 0, 1) / 255 - 0.5) / 0.5
+  return out
+
+class Meter:
+  """What one replay costs, counted the same way on hardware and on the virtual device; what hardware does not count is None."""
+  def __init__(self, dev: Any, virtual: bool):
+    self.dev, self.gpu = dev, None
+    if virtual:
+      from test.mockgpu.qcom import current
+      self.gpu = current().gpu
+    self.start()
+
+  def start(self) -> None:
+    self.kernels, self.submits, self.seconds = GlobalCounters.kernel_count, self.dev.queue.submits, time.perf_counter()
+    self.counted = dict(self.gpu.counters) if self.gpu is not None else {}
+
+  def since(self) -> dict[str, float | None]:
+    gpu = {n: self.gpu.counters[n] - self.counted.get(n, 0) if self.gpu is not None else None for n in ("wave_instructions", "lane_instructions")}
+    return {"kernels": GlobalCounters.kernel_count - self.kernels, "submits": self.dev.queue.submits - self.submits,
+            "seconds": time.perf_counter() - self.seconds, **gpu}
+
+  def buffers(self) -> int | None:
+    """Length of the last submit's buffer list. None on KGSL, where every mapped buffer is part of every submit."""
+    return getattr(self.dev.iface.submit_args[0], "nr_bos", None)
+
+  def image_reads(self) -> int | None:
+    return None if self.gpu is None else sum(n for name, (_, n) in self.gpu.engine.counts().items() if name.startswith(("isam", "sam")))
+
+def check(answer: np.ndarray, reference: np.ndarray, what: str) -> float:
+  """The largest difference. Raises AssertionError in words."""
+  worst = float(np.abs(answer - reference).max())
+  if not worst <= TOLERANCE: raise AssertionError(f"{what}: {answer[0]} instead of onnxruntime's {reference[0]}, off by {worst:.1e}, allowed {TOLERANCE:g}")
+  if answer.argmax() != reference.argmax(): raise AssertionError(f"{what}: {LABELS[answer.argmax()]}, onnxruntime says {LABELS[reference.argmax()]}")
+  return worst
+
+def si(n: float | None, unit: str = "") -> str:
+  if n is None: return "n/a (hardware does not count them)"
+  for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    if n >= scale: return f"{n / scale:.1f} {prefix}{unit}"
+  return f"{n:.0f} {unit}".rstrip()
+
+def main() -> str:
+  began = time.perf_counter()
+  dev, virtual = open_device()
+  iface = type(dev.iface).__name__.removeprefix("MOCK").removesuffix("Iface")
+  print(f"{'VIRTUAL' if virtual else 'real'} Adreno 630 (chip {dev.iface.chip_id:#010x}) through {iface}, {type(dev.renderer).__name__}" +
+        (": a model of the chip and of its kernel driver executes the machine code, no hardware is used" if virtual else ""), flush=True)
+
+  images = [(f"{text!r}, {LABELS[flip]}", flip, draw(text, bool(flip))) for text in TEXTS for flip in (0, 1)]
+  path, options = model_path(), onnxruntime.SessionOptions()
+  options.intra_op_num_threads = 1
+  session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+  references = [session.run(None, {session.get_inputs()[0].name: x})[0] for _, _, x in images]
+
+  model = OnnxRunner(path)
+  name = next(iter(model.graph_inputs))
+  model.graph_inputs[name] = replace(model.graph_inputs[name], shape=SHAPE) # the file says -1 where any size is allowed
+  classify = TinyJit(lambda x: next(iter(model({name: x}).values())).realize())
+  inputs = [Tensor(x).realize() for _, _, x in images]
+  meter, phases, worst, correct, costs = Meter(dev, virtual), dict[str, float](), 0.0, 0, list[dict[str, float | None]]()
+
+  # eager compiles every kernel, capture records them into batches, then each replay has another image in another buffer
+  with tqdm(total=2 + ROUNDS * len(images), desc="eager", unit="runs", disable=None) as bar:
+    for n in range(bar.t):
+      which = (n - 2) % len(images)
+      phase = "eager" if n == 0 else "capture" if n == 1 else "replay"
+      bar.set_description(f"{phase} {images[which][0]}")
+      captured = classify.captured
+      meter.start()
+      # tinygrad's own progress bar shows the compilation, its prints are not for here
+      with Context(DEBUG=max(getenv("DEBUG"), int(n == 0 and sys.stderr.isatty()))), contextlib.redirect_stdout(io.StringIO() if not getenv("DEBUG") else sys.stdout):
+        answer = classify(inputs[which]).numpy()
+      cost = meter.since()
+      phases[phase] = phases.get(phase, 0) + (cost["seconds"] or 0)
+      worst = max(worst, check(answer, references[which], f"{phase} of {images[which][0]}"))
+      if phase == "replay":
+        if classify.captured is not captured: raise AssertionError("a replay captured again instead of replaying")
+        costs.append(cost)
+        correct += int(answer.argmax()) == images[which][1]
+      bar.update(1)
+
+  if (why := dev.iface.lost()) is not None: raise AssertionError(f"the kernel's fault counter moved: {why}")
+  if meter.gpu is not None and meter.gpu.reports: raise AssertionError(f"the virtual GPU reports: {meter.gpu.reports[0]}")
+  for what in ("kernels", "submits", "lane_instructions"):
+    if len(found := {c[what] for c in costs}) > 1 or not found - {0}: raise AssertionError(f"{what} of a replay vary or are none: {sorted(map(str, found))}")
+
+  one, n, rss = costs[0], len(costs), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  rows = [("kernels per replay", f"{one['kernels']}"), ("submits per replay", f"{one['submits']}"),
+          ("buffers per submit", f"{b}" if (b := meter.buffers()) is not None else "KGSL takes no list: all that is mapped"),
+          ("instructions per replay", si(one["wave_instructions"], "of waves") + (f", {si(one['lane_instructions'], 'of lanes')}" if virtual else "")),
+          ("image reads", si(meter.image_reads())),
+          ("time per replay", f"{phases['replay'] / n * 1e3:.1f} ms" + (f", {si((one['lane_instructions'] or 0) * n / phases['replay'], 'lane-instructions/s')}" if virtual else "")),
+          ("eager, capture", f"{phases['eager']:.1f} s, {phases['capture']:.1f} s (compiling and encoding)"),
+          ("answers", f"{correct} of {n} as drawn, largest difference from onnxruntime {worst:.1e}"), ("peak memory", f"{rss:.0f} MiB")]
+  print(*(f"  {k:<24} {v}" for k, v in rows), sep="\n")
+  return f"{n} replays of {one['kernels']} kernels agree with onnxruntime within {TOLERANCE:g} on the {'VIRTUAL ' if virtual else ''}Adreno 630 ({iface}), " \
+         f"{time.perf_counter() - began:.0f} s"
+
+if __name__ == "__main__":
+  try: verdict = main()
+  except KeyboardInterrupt: sys.exit("demo: FAILED interrupted")
+  except Exception as e: # whatever it is, it is told in words
+    if getenv("DEBUG"): traceback.print_exc()
+    first, _, rest = (str(e) or type(e).__name__).partition("\n")
+    if rest: print(rest, file=sys.stderr)
+    if not isinstance(e, (RuntimeError, AssertionError)): first = f"{type(e).__name__}: {first}"
+    print(f"demo: FAILED {first}" + ("" if getenv("DEBUG") else " (DEBUG=1 shows where)"), flush=True)
+    sys.exit(1)
+  print(f"demo: ok {verdict}")
