@@ -389,6 +389,16 @@ def test_a_descriptor_array_that_is_not_listed_faults(job):
   j = with_descriptors(job, desc, desc.iova, without=[desc])
   assert "not_resident" in kinds(j) and "'descriptors'" in str(j.result.reports[0]) and j.result.faults[0].source == "UCHE"
 
+def test_samplers_need_their_border_colours(job):
+  samp, border = job.rig.alloc(4096, "samplers"), job.rig.alloc(4096, "border")
+  def run(**kw):
+    s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local, config=1 << 8 | 1 << 17).load_state(0, 5, 1, samp.iova)
+    s.pkt4(0xa9e2, samp.iova, samp.iova >> 32).pkt4(0xb180, border.iova, border.iova >> 32)
+    return job.rig.run(s.pkt7(0x33, 0, *job.groups).wfi(), **kw)
+  assert not run().result.reports
+  (v,) = run(without=[border]).result.reports
+  assert v.kind == "not_resident" and "border colours" in v.summary and "'border'" in str(v)
+
 def with_private_memory(job, per_item, size_4k, buf_bytes, stack=None):
   buf = job.rig.alloc(buf_bytes, "pvt")
   s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local).pkt4(0xa9b6, per_item, buf.iova, buf.iova >> 32, size_4k)

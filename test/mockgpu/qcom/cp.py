@@ -634,6 +634,7 @@ class CommandProcessor:
     full, half = get("SP_CS_CNTL_0", "FULLREGFOOTPRINT"), get("SP_CS_CNTL_0", "HALFREGFOOTPRINT")
     ids = self.check_ids(full)
     self.check_private_memory(pvt)
+    if nsamp: self.fetch(self.get64(0xb180), 128, "fetch of border colours")
     merged = bool(get("SP_CS_CNTL_0", "MERGEDREGS"))
     base, code = self.fetch_program()
     shared = get("SP_CS_CNTL_1", "SHARED_SIZE")

@@ -42,9 +42,9 @@ class BoInfo:
 
 class Segment:
   """One mapping: [iova, iova+size) -> ram. Sizes in bytes. Numpy views are made once, they alias the memory the CPU maps."""
-  __slots__ = ("iova", "size", "ram", "flags", "bo", "mem", "cache", "line", "freed")
+  __slots__ = ("iova", "size", "ram", "flags", "bo", "mem", "cache", "line")
   def __init__(self, iova: int, size: int, ram: int, flags: int, bo: BoInfo, uche: bool):
-    self.iova, self.size, self.ram, self.flags, self.bo, self.freed = iova, size, ram, flags, bo, 0.0
+    self.iova, self.size, self.ram, self.flags, self.bo = iova, size, ram, flags, bo
     self.mem = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(ram))
     # calloc'ed: untouched shadow pages cost no memory
     self.cache = np.zeros(size, np.uint8) if uche else None
@@ -61,7 +61,7 @@ class Space:
     self._lock, self._running = threading.RLock(), threading.Lock()
     self._iovas: list[int] = []                         # sorted, parallel to _segs
     self._segs: list[Segment] = []
-    self._freed: deque[Segment | tuple] = deque(maxlen=512)
+    self._freed: deque[tuple[int, int, BoInfo, float]] = deque(maxlen=512)    # iova, size, BO, when
     self._resident: frozenset[BoInfo] | None = None
     self._table: np.ndarray | None = None
     self._table_ptr = 0
@@ -90,8 +90,7 @@ class Space:
       if i == len(self._iovas) or self._iovas[i] != iova: raise KeyError(f"nothing is mapped at {iova:#x}")
       seg = self._segs.pop(i)
       del self._iovas[i]
-      seg.freed = time.monotonic()
-      self._freed.append((seg.iova, seg.size, seg.bo, seg.freed))
+      self._freed.append((seg.iova, seg.size, seg.bo, time.monotonic()))
       self._table = self._last = None
     with self._running: pass
 
