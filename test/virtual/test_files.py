@@ -1,6 +1,6 @@
 """Device nodes as files: mapping bookkeeping against a byte-by-byte reference, the range allocator, user copies, and tinygrad's file interface."""
 from __future__ import annotations
-import ctypes, errno, inspect, mmap, os, random, threading
+import ctypes, errno, inspect, mmap, os, random, struct, threading
 from typing import Any
 import pytest
 from test.mockgpu import qcom
@@ -189,6 +189,19 @@ def test_many_threads_on_one_file() -> None:
   for t in threads: t.join()
   assert not errors and machine.msm.live() | {"handles": 0, "bos": 0, "mappings": 0, "iova_bytes": 0} == machine.msm.live()
   c.close()
+
+def test_dma_heap_refuses_what_the_kernel_refuses() -> None:
+  """drivers/dma-buf/dma-heap.c: fd must be 0, no heap flags, no unknown fd flags; a length is needed."""
+  machine, _ = boot()
+  with qcom.open_node(qcom.HEAP_NODE) as heap:
+    for size, fd, fd_flags, heap_flags in ((4096, 3, 0, 0), (4096, 0, 1 << 20, 0), (4096, 0, 0, 1), (0, 0, 0, 0)):
+      with pytest.raises(OSError) as e: heap.ioctl(0xc0184800, bytearray(struct.pack("<QIIQ", size, fd, fd_flags, heap_flags)))
+      assert e.value.errno == errno.EINVAL
+    with pytest.raises(OSError) as e: heap.ioctl(0xc0184801, bytearray(24))
+    assert e.value.errno == errno.ENOTTY
+    with pytest.raises(OSError) as e: heap.mmap(0, 4096, RW, 1, 0)
+    assert e.value.errno == errno.ENODEV
+  assert machine.heap.reap() == 0
 
 # *** tinygrad's interface
 

@@ -308,6 +308,35 @@ def test_closing_the_last_file_releases_everything() -> None:
   qcom.munmap(a, 1 << 20)
   assert not any(machine.kgsl.live().values()) and machine.pages == 0
 
+def test_names_and_types_are_metadata(client: Any) -> None:
+  client("GPUOBJ_SET_INFO", id=client.id, flags=3, metadata=client.buffer(b"weights\0"), metadata_len=8, type=10)
+  assert client.machine.kgsl.entries[client.id].info.name == "weights" and client("GPUOBJ_INFO", id=client.id).flags >> 8 & 0xff == 10
+  assert errno_of(lambda: client("GPUOBJ_SET_INFO", id=client.id, flags=1, metadata=client.buffer(99), metadata_len=99)) == errno.EINVAL
+  assert errno_of(lambda: client("GPUOBJ_SET_INFO", id=99)) == errno.EINVAL
+  client("GPUMEM_SYNC_CACHE", id=client.id, op=3)
+  client("GPUMEM_SYNC_CACHE", gpuaddr=client.ib, op=3)
+  assert errno_of(lambda: client("GPUMEM_SYNC_CACHE", id=99)) == errno.EINVAL
+
+def test_host_memory_at_its_own_address(client: Any) -> None:
+  """MAP_USER_MEM with USE_CPU_MAP: the GPU uses the pointer itself, if it lies in the shared window."""
+  at = real_mmap(SVM + 0x8000000, 4096, RW, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000, -1)
+  client.maps.append((at, 4096))
+  assert user_mem(client, hostptr=at, flags=CPU_MAP).gpuaddr == at
+  assert errno_of(lambda: user_mem(client, hostptr=client.host(), flags=CPU_MAP)) == errno.ENOMEM
+  assert client.machine.kgsl.live()["entries"] == 2
+
+def test_mmap_hint_that_the_process_occupies(client: Any) -> None:
+  hint = real_mmap(SVM + 0x9000000, 4096, RW, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000, -1)
+  client.maps.append((hint, 4096))
+  a = client.mmap(client.alloc(), start=hint)
+  assert a != hint and client.machine.kgsl.svm.used == 2 * 4096
+  client.maps.append((a, 4096))
+
+def test_no_gpu() -> None:
+  boot(gpu=False)
+  before = len(os.listdir("/proc/self/fd"))
+  assert errno_of(Kgsl) == errno.ENODEV and len(os.listdir("/proc/self/fd")) == before
+
 def test_readonly_objects(client: Any) -> None:
   a = client.mmap(client.alloc(4096, CPU_MAP | READONLY))
   assert client.machine.kgsl.space.find(a).flags & 2 == 0
@@ -361,6 +390,23 @@ def test_a_full_queue_blocks_then_times_out(client: Any) -> None:
   client.machine.config.kgsl_queue_wait_s = 5
   client.gpu.finish_in(0.03)
   assert command(client) == 66
+
+def test_fences_of_timestamps_still_to_come(client: Any) -> None:
+  client("TIMESTAMP_EVENT", type=2, context_id=client.ctx, timestamp=2, priv=(p:=client.buffer(4)), len=4)
+  client.fds.append(fd:=struct.unpack("<i", client.bytes_at(p, 4))[0])
+  object_ = client.alloc(4096, 0)
+  free(client, object_, flags=1, type=2, priv=client.buffer(struct.pack("<i", fd)), len=4)
+  for n in (1, 2):
+    assert select.select([fd], [], [], 0)[0] == [] and client("GPUOBJ_INFO", id=object_).size == 4096
+    assert command(client) == n
+    client.gpu.finish()
+  assert select.select([fd], [], [], 0)[0] == [fd] and errno_of(lambda: client("GPUOBJ_INFO", id=object_)) == errno.EINVAL
+  client("TIMESTAMP_EVENT", type=2, context_id=client.ctx, timestamp=1, priv=p, len=4)
+  client.fds.append(fd:=struct.unpack("<i", client.bytes_at(p, 4))[0])
+  assert select.select([fd], [], [], 0)[0] == [fd]     # long retired
+  before = len(os.listdir("/proc/self/fd"))
+  assert errno_of(lambda: client("TIMESTAMP_EVENT", type=2, context_id=client.ctx, timestamp=9, priv=16, len=4)) == errno.EFAULT
+  assert len(os.listdir("/proc/self/fd")) == before
 
 # *** faults
 

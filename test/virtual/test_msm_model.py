@@ -1,6 +1,6 @@
 """The MSM DRM model against the kernel's rules, one row a rule: where the kernel says so, what is done, what comes back."""
 from __future__ import annotations
-import ctypes, errno, fcntl, mmap, os, select, signal, struct, threading, time
+import ctypes, errno, fcntl, mmap, os, resource, select, signal, struct, threading, time
 from dataclasses import dataclass
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from test.mockgpu import qcom
 from test.mockgpu.qcom import msm
 from test.mockgpu.qcom.kernel import ETOOSMALL, GpuViolation, libc, real_mmap
 from test.virtual.rig import Stream
-from test.virtual.kernel_client import CACHED, COHERENT, READ, RW, SUBMIT_3D, UNCACHED, WC, WRITE, HeldGPU, Msm, boot
+from test.virtual.kernel_client import CACHED, COHERENT, READ, RW, SUBMIT_3D, UNCACHED, WC, WRITE, HeldGPU, Msm, boot, deadline
 
 ALL, OLD, NEW = ("6.1", "6.6", "6.12", "7.2"), ("6.1", "6.6"), ("6.12", "7.2")
 NO_IMPLICIT, FD_IN, FD_OUT, SUDO, SYNC_IN, SYNC_OUT, SN_IN = (1 << b for b in (31, 30, 29, 28, 27, 26, 25))
@@ -536,8 +536,10 @@ def test_shrinker_evicts_idle_bos_only(client: Any) -> None:
 def test_shrinker_purges_dontneed(client: Any) -> None:
   cpu = client.mmap(client.bo)
   ctypes.memset(cpu, 5, 4096)
+  client.submit([(client.new(), READ)])
+  client.gpu.finish()
   client("GEM_MADVISE", handle=client.bo, madv=1)
-  assert client.machine.msm.shrink() == 4096
+  assert client.machine.msm.shrink() == 4096           # without swap nothing WILLNEED goes
   assert ctypes.string_at(cpu, 4096) == bytes(4096) and client("GEM_MADVISE", handle=client.bo, madv=1).retained == 0
   qcom.munmap(cpu, 4096)
 
@@ -705,6 +707,27 @@ def test_sync_file_out_and_in(client: Any) -> None:
   assert select.select([fd, out], [], [], 0)[0] == [fd] and len(client.gpu.jobs) == 1
   client.gpu.finish()
   assert select.select([fd, out], [], [], 0)[0] == [fd, out]
+
+def test_syncobjs_can_be_signalled_reset_and_destroyed(client: Any) -> None:
+  handles = client.buffer(struct.pack("<I", s:=syncobj(client)))
+  def state() -> int: return errno_of(lambda: client("SYNCOBJ_WAIT", handles=handles, count_handles=1))
+  client("SYNCOBJ_SIGNAL", handles=handles, count_handles=1)
+  assert state() == 0
+  client("SYNCOBJ_RESET", handles=handles, count_handles=1)
+  assert state() == errno.EINVAL
+  client("SYNCOBJ_DESTROY", handle=s)
+  assert state() == errno.ENOENT and syncobj(client) == s
+
+def test_no_descriptor_left_for_the_out_fence(client: Any) -> None:
+  """msm_ioctl_gem_submit: get_unused_fd fails before anything else was looked at; nothing was submitted."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
+  try:
+    while True: client.fds.append(os.dup(0))
+  except OSError: pass
+  try: assert errno_of(lambda: client.submit([(BAD, READ)], flags=SUBMIT_3D | FD_OUT)) == errno.EMFILE
+  finally: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+  assert not client.gpu.jobs and not client.machine.msm.submits
 
 def test_syncobj_wait_any_and_all(client: Any) -> None:
   a, b = syncobj(client), syncobj(client)
@@ -916,6 +939,28 @@ def test_c_pointer_from_a_foreign_thread(client: Any) -> None:
   t.start()
   t.join()
   assert got == [0]
+
+def test_c_pointer_cannot_raise_but_nothing_is_lost(client: Any, capfd: Any) -> None:
+  """A violation met by a wait through the C pointer is -1 there, and raised by the next wait from Python."""
+  from test.mockgpu.qcom.report import Violation
+  fn = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, use_errno=True)(qcom.ioctl_pointer())
+  fence = cmd(client).fence
+  client.gpu.finish(reports=[Violation("hang", "stuck")])
+  arg = client.buffer(msm.ABI.layout("drm_msm_wait_fence").struct.pack(fence, 0, deadline(1), 0))
+  assert fn(client.file.fd, client.request("WAIT_FENCE"), arg) == -1 and ctypes.get_errno() == errno.EIO
+  assert "stuck" in capfd.readouterr().err
+  with pytest.raises(GpuViolation, match="stuck"): client.wait(fence)
+
+def test_c_pointer_turns_an_interrupt_into_eintr(client: Any) -> None:
+  def boom(*_: Any) -> None: raise KeyboardInterrupt
+  fn = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, use_errno=True)(qcom.ioctl_pointer())
+  arg = client.buffer(msm.ABI.layout("drm_msm_wait_fence").struct.pack(fence:=cmd(client).fence, 0, deadline(30), 0))
+  old = signal.signal(signal.SIGALRM, boom)
+  try:
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    assert (fn(client.file.fd, client.request("WAIT_FENCE"), arg), ctypes.get_errno()) == (-1, errno.EINTR)
+  finally: signal.signal(signal.SIGALRM, old)
+  with pytest.raises(KeyboardInterrupt): client.wait(fence, 30)
 
 # *** fork, failures on order, counters
 

@@ -4,7 +4,7 @@ Every virtual file owns a real descriptor (an empty memfd), so its number is uni
 real mappings of the BOs' memfds; they are recorded here, because they keep a BO alive after its handle is closed.
 """
 from __future__ import annotations
-import _thread, bisect, ctypes, errno, mmap, os, sys, threading, traceback, weakref
+import bisect, ctypes, errno, mmap, os, sys, threading, traceback, weakref
 from typing import Any, NamedTuple
 from test.mockgpu.qcom.kernel import MAP_FIXED, MAP_FIXED_NOREPLACE, PAGE, error, libc, real_mmap
 
@@ -120,13 +120,10 @@ def _c_ioctl(fd: int, request: int, arg: int | None) -> int:
     ctypes.set_errno(0)
     return 0
   except OSError as e: code = e.errno or errno.EIO
-  except KeyboardInterrupt:
-    code = errno.EINTR
-    _thread.interrupt_main()                            # raised again once the C caller has returned to Python
-  except Exception as e:
-    if hasattr(file.client, "reports"): file.client.reports.append(e)  # C cannot raise; the next wait from Python does
-    traceback.print_exc()
-    code = errno.EIO
+  except BaseException as e:                            # C cannot raise; the next wait from Python does
+    if hasattr(file.client, "reports"): file.client.reports.append(e)
+    code = errno.EINTR if isinstance(e, KeyboardInterrupt) else errno.EIO
+    if code == errno.EIO: traceback.print_exc()
   ctypes.set_errno(code)
   return -1
 
