@@ -4,7 +4,7 @@ No kernel interface, no command processor: kernel arguments are laid out here as
 can run any tinygrad program and compare it with numpy.
 """
 from __future__ import annotations
-import ctypes, struct, sys, types
+import dataclasses, struct, sys, types
 from typing import Any
 import numpy as np
 from test.mockgpu.qcom.memory import BoInfo, Space
@@ -92,7 +92,7 @@ def register(arch: str = ARCH) -> str:
   name = "IR3IMG" if "," in arch else "IR3CORE"
   if (mod := f"tinygrad.runtime.ops_{name.lower()}") in sys.modules: return name
   from tinygrad.device import Allocator, Compiled
-  from tinygrad.helpers import is_image_shape
+  from tinygrad.helpers import DEV, is_image_shape
   from tinygrad.renderer.nir import IR3Renderer
 
   class CoreAllocator(Allocator):
@@ -119,7 +119,12 @@ def register(arch: str = ARCH) -> str:
       return 1e-3
 
   class Device(Compiled):
-    def __init__(self, device: str): super().__init__(device, CoreAllocator(self), [IR3Renderer], CoreProgram, None, arch=arch)
+    def __init__(self, device: str):
+      super().__init__(device, CoreAllocator(self), [IR3Renderer], CoreProgram, None, arch=arch)
+      # tinygrad makes images only for devices of certain names
+      self.cached_renderer[None] = IR3Renderer(dataclasses.replace(DEV.target("QCOM"), renderer="IR3", arch=arch))
+    @property
+    def renderer(self) -> Any: return self.cached_renderer[None]
 
   Device.__name__ = f"{name.capitalize()}Device"
   module = types.ModuleType(mod)
@@ -128,4 +133,4 @@ def register(arch: str = ARCH) -> str:
   sys.modules[mod] = module
   return name
 
-__all__ = ["Kernel", "Memory", "engine", "log", "memory", "options", "register", "ctypes"]
+__all__ = ["Kernel", "Memory", "engine", "log", "memory", "options", "register"]

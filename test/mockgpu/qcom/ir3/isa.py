@@ -10,7 +10,7 @@ An encoding without a row is an error, never a guess.
 from __future__ import annotations
 from dataclasses import dataclass, field
 
-TYPES = ("f16", "f32", "u16", "u32", "s16", "s32", "u8", "s8")
+TYPES = ("f16", "f32", "u16", "u32", "s16", "s32", "u8", "u8_32")   # u8_32, a byte in a full register, has no rows: not made for A6xx compute
 CONDS = ("lt", "le", "gt", "ge", "eq", "ne")
 COND_OPS = ("<", "<=", ">", ">=", "==", "!=")
 
@@ -29,8 +29,8 @@ class UnknownInstruction(Exception):
     self.offset, self.encoding, self.name = offset, encoding, name
     super().__init__(f"IR3 instruction {offset} ({encoding:#018x}) is not implemented: {name}")
 
-def type_size(t: str) -> int: return int(t[1:]) // 8
-def is_half(t: str) -> bool: return t not in ("f32", "u32", "s32")
+def type_size(t: str) -> int: return int(t[1:].split('_')[0]) // 8
+def is_half(t: str) -> bool: return t not in ("f32", "u32", "s32", "u8_32")
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -92,10 +92,10 @@ def _cov(src: str, dst: str, rnd: int) -> tuple[str, str] | None:
 
 def cov_lane(src: str, dst: str, rnd: int = ROUND_ZERO) -> Lane | None:
   """Lane function of `cov.<src><dst>` with round field `rnd`; equal types are a raw copy."""
-  if src == dst or (src[0] != "f" and dst[0] != "f" and src[1:] == dst[1:] == "16") or {src, dst} == {"u32", "s32"}:
+  if src == dst != "u8_32" or (src[0] != "f" and dst[0] != "f" and src[1:] == dst[1:] == "16") or {src, dst} == {"u32", "s32"}:
     t = "u16" if is_half(dst) else "u32"
     return Lane(f"mov.{t}", t, (t,), "a")
-  if (c := _cov(src, dst, rnd)) is None: return None
+  if "u8_32" in (src, dst) or (c := _cov(src, dst, rnd)) is None: return None
   sem, expr = c
   d, s = sem.split(":")
   exact = (src[0] != "f" and dst[0] != "f") or dst == "f32" and src in ("f16", "u16", "s16")
@@ -104,9 +104,9 @@ def cov_lane(src: str, dst: str, rnd: int = ROUND_ZERO) -> Lane | None:
 
 for _si, _s in enumerate(TYPES):
   for _di, _d in enumerate(TYPES):
-    if _s == _d: row(f"mov.{_s}{_d}", (1, 0, _si, _di), "mov")
+    if _s == _d != "u8_32": row(f"mov.{_s}{_d}", (1, 0, _si, _di), "mov")
     elif cov_lane(_s, _d) is not None: row(f"cov.{_s}{_d}", (1, 0, _si, _di), "mov")
-  if type_size(_s) > 1:
+  if _s[1:] != "8" and _s != "u8_32":
     for _m, _o in enumerate(("swz", "gat", "sct")): row(f"{_o}.{_s}{_s}", (1, 2, _si, _si, _m), _o)
 row("movmsk", (1, 3), "movmsk")
 
@@ -194,7 +194,7 @@ sfu("hexp2", 11, "sf_exp2(ftz(a))", 16)
 row("isam", (5, 0), "isam")
 
 # *** cat6: memory; classic key = (6, opc, type), a6xx key = (6, "b", opc)
-for _i, _t in enumerate(TYPES):
+for _i, _t in enumerate(TYPES[:-1]):
   row(f"ldg.{_t}", (6, 0, _i), "ldg")
   row(f"ldl.{_t}", (6, 1, _i), "ldl")
   row(f"ldp.{_t}", (6, 2, _i), "ldl")
@@ -206,7 +206,6 @@ row("stib.b", (6, "b", 29), "stib")
 # *** cat7: synchronisation; key = (7, opc)
 row("bar", (7, 0), "sync")
 row("fence", (7, 1), "sync")
-row("sleep", (7, 2), "sync")
 row("icinv", (7, 3), "sync")
 
 BY_KEY: dict[tuple, Row] = {r.key: r for r in ROWS}
