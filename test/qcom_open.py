@@ -55,4 +55,4 @@ def virtual(kind: str, **settings: Any) -> Iterator[tuple[Any, Any]]:
   """(virtual machine, device) with `kind` MSM or KGSL, booted with `settings` (see test.mockgpu.qcom.Config)."""
   from test.mockgpu import qcom
   machine = qcom.configure(**settings)
-  with opened(f"MOCK{kind}+QCOM") as dev: yield machine, dev
+  with opened(f"MOCK{kind}+QCOM:IR3") as dev: yield machine, dev
