@@ -604,6 +604,7 @@ class CommandProcessor:
     if not self.gpu.execute: return
     self.kernel = self.kernel_name(self.get64(0xa9b4))
     p = self.prepare(groups, indirect, opencl, self.kernel)
+    if self.gpu.observer is not None: self.gpu.observer(p, dict(self.now))
     self.loads, self.kernel = [], ""
     if 0 in groups: return
     self.pending.append(p)

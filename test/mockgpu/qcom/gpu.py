@@ -11,10 +11,11 @@ import heapq, itertools, random, threading, time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from . import report
 from .memory import BoInfo, Space
 from .report import Violation
+if TYPE_CHECKING: from .cp import Pending
 
 # What the unmodified tinygrad 0.14.0 driver is known to do: CONSTLEN without its shift, the call stack's offset in bytes, registers left alone
 TINYGRAD_0_14 = frozenset({"constlen", "field_overflow:SP_CS_PVT_MEM_STACK_OFFSET", "pvt_mem:stack_offset", "stale_register:SP_FLOAT_CNTL",
@@ -110,6 +111,7 @@ class VirtualGPU:
     self.random = random.Random(schedule if isinstance(schedule, int) else 0)
     self.counters: Counter[str] = Counter()
     self.reports: list[Violation] = []
+    self.observer: Callable[[Pending, dict[int, int]], None] | None = None      # sees each dispatch with the registers its submit wrote (by offset)
     self.dmesg: list[str] = []
     self._counter_start, self._t0 = counter_start, time.perf_counter_ns()
     self._engine = engine
