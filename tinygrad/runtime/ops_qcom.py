@@ -53,6 +53,9 @@ class Stream:
   def load_state(self, typ:int, block:int, units:int, addr:Addr):
     self.cmd(mesa.CP_LOAD_STATE6_FRAG, reg("CP_LOAD_STATE6_0", state_type=typ, state_src=mesa.SS6_INDIRECT, state_block=block, num_unit=units), addr)
 
+  # a name for who reads a capture or a crash dump
+  def note(self, text:str): self.cmd(mesa.CP_NOP, *struct.unpack(f"<{(n:=ceildiv(len(text), 4))}I", text.encode().ljust(4*n, b"\0")))
+
   # CPU writes become visible to shaders: UCHE may hold lines from before
   def invalidate(self):
     self.cmd(mesa.CP_EVENT_WRITE, mesa.CACHE_INVALIDATE)
@@ -298,6 +301,7 @@ class Encoder:
     self.cost += cost
     if ts: self.ib.timestamp(ts[0])
     args = Addr(None, self.place(prg.arguments(bufs, vals, local_size), 64))
+    self.ib.note(prg.name)
     self.ib.dispatch(prg, code, args, scratch, global_size, local_size)
     if ts: self.ib.timestamp(ts[1])
     for idxs,flag in ((ins, 1), (outs, 2)):

@@ -1,8 +1,8 @@
 from __future__ import annotations
-import array, bisect, ctypes, errno, functools, importlib, mmap, os, platform, threading, time
+import array, bisect, contextlib, ctypes, errno, functools, importlib, mmap, os, platform, threading, time
 from typing import TYPE_CHECKING, Any
 from tinygrad.device import TinyELF
-from tinygrad.helpers import Target, getenv, mv_address, round_up, unwrap
+from tinygrad.helpers import PROFILE, Target, getenv, round_up, unwrap
 from tinygrad.renderer.cstyle import QCOMCLRenderer
 from tinygrad.renderer.nir import IR3Renderer
 from tinygrad.runtime.autogen import kgsl, libc, msm_drm
@@ -366,6 +366,10 @@ class KGSLIface(QCOMIface):
     self.fd, info = self.open_node(self.node), kgsl.struct_kgsl_devinfo()
     self.ioctl("DEVICE_GETPROPERTY", "identifying the GPU", type=kgsl.KGSL_PROP_DEVICE_INFO, value=ctypes.addressof(info), sizebytes=ctypes.sizeof(info))
     self.chip_id = info.chip_id
+    if PROFILE: self.set_idle_timer(4000000000) # the always-on counter stands still while the GPU sleeps
+
+  def set_idle_timer(self, ms:int):
+    with contextlib.suppress(OSError): self.io("/sys/class/kgsl/kgsl-3d0/idle_timer", os.O_WRONLY).write(str(ms)) # root only on most systems
 
   def _open_queue(self):
     flags = kgsl.KGSL_CONTEXT_PREAMBLE | kgsl.KGSL_CONTEXT_PWR_CONSTRAINT | kgsl.KGSL_CONTEXT_NO_FAULT_TOLERANCE | kgsl.KGSL_CONTEXT_NO_GMEM_ALLOC \
@@ -431,6 +435,7 @@ class KGSLIface(QCOMIface):
 
   def _close(self):
     if not hasattr(self, "fd"): return
+    if PROFILE: self.set_idle_timer(10)
     if hasattr(self, "ctx"): self.ioctl("DRAWCTXT_DESTROY", "closing the context", drawctxt_id=self.ctx)
     self._close_node()
 
