@@ -304,9 +304,8 @@ H(BR) {
   GO(n);
 }
 
-H(GETONE) {  // aux 0: one fiber takes the branch; 1: all but the last one; 2: all but the first one
-  u64 first = w->exec & -w->exec, last = 1ull << (63 - __builtin_clzll(w->exec));
-  const struct uop *n = diverge(w, u, u->aux == 0 ? first : w->exec & ~(u->aux == 1 ? last : first));
+H(GETONE) {  // one fiber takes the branch
+  const struct uop *n = diverge(w, u, w->exec & -w->exec);
   tab = set_exec(w, w->exec);
   GO(n);
 }

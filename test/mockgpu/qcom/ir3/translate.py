@@ -197,7 +197,7 @@ class Translator:
     self.poison = {r for r in regs if r[0] in self.relative}
     copies: list[tuple[Reg, Reg]] = []
     tracked: set[Reg] = set()
-    calls = any(i.name in ("call", "ret", "getone", "getlast", "shps") for i in self.instrs.values())
+    calls = any(i.name in ("call", "ret") for i in self.instrs.values())
     dynamic = self.strict and not self.relative and not calls and not partial
     for b in self.leaders:
       s = state[b]
@@ -338,7 +338,7 @@ class Translator:
     elif name == "jump": self.emit("JUMP", pc, d=i.target)
     elif name == "call": self.emit("CALL", pc, d=i.target)
     elif name == "ret": self.emit("RET", pc)
-    elif name in ("getone", "getlast", "shps"): self.emit("GETONE", pc, d=i.target, aux={"getone": 0, "getlast": 1, "shps": 2}[name])
+    elif name == "getone": self.emit("GETONE", pc, d=i.target)
     elif name == "end": self.emit("END", pc)
     elif name in ("predt", "predf"):
       if pc in self.pred_stop.values(): self.emit("PREDF", pc, d=self.pred_stop[pc])
