@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any, Sequence, cast
 from tinygrad.device import Buffer, BufferSpec, Device, Program, TinyELF
 from tinygrad.dtype import DType, dtypes
-from tinygrad.helpers import IMAGE, ceildiv, cpu_profile, dedup, from_mv, getenv, is_image_shape, mv_address, next_power2, prod, round_up, to_mv
+from tinygrad.helpers import IMAGE, ceildiv, cpu_profile, dedup, from_mv, getenv, is_image_shape, mv_address, prod, round_up, to_mv
 from tinygrad.renderer import Estimates
 from tinygrad.renderer.nir import IR3Renderer
 from tinygrad.runtime.autogen import mesa
 from tinygrad.runtime.support.hcq import HCQBuffer
-from tinygrad.runtime.support.hcq2 import HCQ2Compiled, HCQAllocator, HCQInfo, get_submit, make_binary_patch, make_buf, make_call, make_patches, make_submit
+from tinygrad.runtime.support.hcq2 import HCQ2Compiled, HCQAllocator, HCQInfo, make_buf, make_call
+from tinygrad.runtime.support.hcq2 import get_submit, make_binary_patch, make_patches, make_submit
 from tinygrad.runtime.support.memory import TLSFAllocator
 from tinygrad.runtime.support.qcom_iface import BATCH, QCOMError, QCOMIface, ifaces
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat, sint
@@ -44,7 +45,7 @@ class Addr:
   def __init__(self, buf:UOp|None, offset:int=0): self.buf, self.offset = buf, offset
 
 class Stream:
-  """Dwords of a command stream or of kernel arguments. An entry is an int, a uint32 UOp known when the batch runs, or an Addr, which fills two dwords."""
+  """Dwords of a command stream or of kernel arguments: ints, uint32 UOps that are known when the batch runs, and Addrs, which fill two dwords."""
   def __init__(self): self.words:list[Any] = []
   def q(self, *vals):
     for v in vals: self.words += [v, None] if isinstance(v, Addr) else [v]
@@ -73,7 +74,8 @@ class Stream:
   def context_state(self, border_color:Addr):
     for r,v in ((mesa.REG_A6XX_SP_CHICKEN_BITS, 0x1430), (mesa.REG_A6XX_SP_DBG_ECO_CNTL, 0), (self.SP_FLOAT_CNTL, 0),
                 (mesa.REG_A6XX_TPL1_DBG_ECO_CNTL, 0x108000), (mesa.REG_A6XX_HLSQ_DBG_ECO_CNTL, 0x80000), (mesa.REG_A6XX_UCHE_CLIENT_PF, 4),
-                (mesa.REG_A6XX_UCHE_UNKNOWN_0E12, 0x10000001), (mesa.REG_A6XX_HLSQ_SHARED_CONSTS, 0), (mesa.REG_A6XX_SP_CS_BOOLEAN_CF_MASK, 0)): self.reg(r, v)
+                (mesa.REG_A6XX_UCHE_UNKNOWN_0E12, 0x10000001), (mesa.REG_A6XX_HLSQ_SHARED_CONSTS, 0),
+                (mesa.REG_A6XX_SP_CS_BOOLEAN_CF_MASK, 0)): self.reg(r, v)
     self.reg(mesa.REG_A6XX_SP_PERFCTR_SHADER_MASK, reg("A6XX_SP_PERFCTR_SHADER_MASK", cs=True))
     self.reg(mesa.REG_A6XX_TPL1_CS_BORDER_COLOR_BASE, border_color)
 
@@ -95,7 +97,7 @@ class Stream:
     self.cmd(mesa.CP_WAIT_FOR_IDLE) # the dispatch before this one has finished, its state and its UCHE writes may be used
 
     wge = reg("A6XX_SP_CS_WGE_CNTL", linearlocalidregid=0xfc, threadsize=mesa.THREAD64)
-    ids = reg("A6XX_SP_CS_CONST_CONFIG_0", wgidconstid=prg.wgid, wgsizeconstid=prg.wgsz, wgoffsetconstid=0xfc if prg.NIR else prg.wgoff, localidregid=prg.lid)
+    ids = reg("A6XX_SP_CS_CONST_CONFIG_0", wgidconstid=prg.wgid, wgsizeconstid=prg.wgsz, wgoffsetconstid=prg.wgoff, localidregid=prg.lid)
     self.reg(mesa.REG_A6XX_SP_CS_NDRANGE_0,
              reg("A6XX_SP_CS_NDRANGE_0", kerneldim=3, **{f"localsize{d}": l - 1 for d,l in zip("xyz", local_size)}),
              *itertools.chain(*((u32(t), 0) for t in threads)), ids, wge, *map(u32, groups))
@@ -143,14 +145,14 @@ class QCOMProgram(Program['QCOMDevice']):
     self.pvtmem_per_item = ceildiv(self.pvtmem, 512)                    # in 512 bytes
     self.pvtmem_total = self.pvtmem_per_item * 512 * 128 * 16 // 4096   # of one SP, in 4 KiB: 128 fibers of 16 waves
     self.scratch_bytes = self.pvtmem_total * 4096 * 2                   # 2 SPs
-    self.stack_offset = round_up(next_power2(round_up(self.pvtmem, 512)) * 128 * 16, 0x1000) if self.pvtmem else 0
+    self.stack_offset = self.pvtmem_total * 4096                        # the call stack comes after it
     self.shared_size = max(1, (self.shmem - 1) // 1024)                 # in 1 KiB, minus one
     self.max_threads = min(1024, ((384 * 32) // (max(1, (self.fregs + round_up(self.hregs, 2) // 2)) * 128)) * 128)
     if self.shmem > 32 << 10: raise RuntimeError(f"{self.name} needs {self.shmem} bytes of local memory, an Adreno 630 has 32768")
     if self.consts_bytes > 256 * 16: raise RuntimeError(f"{self.name} needs {self.consts_bytes} bytes of constants, an Adreno 630 has 4096")
 
   def check_launch(self, groups:Sequence[sint], local_size:Sequence[sint]):
-    if any(isinstance(l, UOp) for l in local_size): raise RuntimeError(f"{self.name}: the workgroup's size must be known when it is encoded: {local_size}")
+    if any(isinstance(l, UOp) for l in local_size): raise RuntimeError(f"{self.name}: a workgroup must have a fixed size: {local_size}")
     if prod(local_size) > self.max_threads:
       raise RuntimeError(f"Too many resources requested for launch: {self.name} can have {self.max_threads} threads in a workgroup, not {local_size}")
     if any(l > 1024 for l in local_size) or any(not isinstance(g, UOp) and g * l >= 1 << 32 for g,l in zip(groups, local_size)):
@@ -232,7 +234,8 @@ class QCOMProgram(Program['QCOMDevice']):
     pitch, fmt = shape[1] * 4 * dt.itemsize, mesa.FMT6_32_32_32_32_FLOAT if dt.itemsize == 4 else mesa.FMT6_16_16_16_16_FLOAT
     if pitch % 64: raise RuntimeError(f"{self.name}: an image row of {pitch} bytes is not a multiple of 64")
     swiz = {"swiz_x": 0, "swiz_y": 1, "swiz_z": 2, "swiz_w": 3} if tex else {}
-    struct.pack_into("<3I", data, off, reg("A6XX_TEX_CONST_0", fmt=fmt, **swiz) | (8 if tex else 0), reg("A6XX_TEX_CONST_1", width=shape[1], height=shape[0]),
+    struct.pack_into("<3I", data, off, reg("A6XX_TEX_CONST_0", fmt=fmt, **swiz) | (8 if tex else 0),
+                     reg("A6XX_TEX_CONST_1", width=shape[1], height=shape[0]),
                      reg("A6XX_TEX_CONST_2", type=mesa.A6XX_TEX_2D, pitch=pitch, pitchalign=ctz(pitch)-6))
     struct.pack_into("<2I", data, off + 24, reg("A6XX_TEX_CONST_6", plane_pitch=0x400000), 13)
     return off + 16, buf
@@ -242,7 +245,8 @@ class QCOMProgram(Program['QCOMDevice']):
     """Launches outside of a batch and waits for it, which only the search for a workgroup size does. Returns seconds."""
     ts, scratch = [self.dev.signal(f"launch_{n}") for n in ("start", "end")], self.dev.scratch(self.scratch_bytes) if self.scratch_bytes else None
     enc = Encoder(lambda b: (int(b.va_addr), None))
-    enc.launch(self, Addr(self.code._buf), [Addr(b) for b in bufs], vals, global_size, local_size, Addr(scratch._buf) if scratch else None, [Addr(t._buf) for t in ts])
+    enc.launch(self, Addr(self.code._buf), [Addr(b) for b in bufs], vals, global_size, local_size, Addr(scratch._buf) if scratch else None,
+               [Addr(t._buf) for t in ts])
     self.dev.run_encoder(enc.finish(Addr(self.dev.signal("timeline")._buf)), self.name)
     self.dev.synchronize(timeout)
     st, en = (t._buf.cpu_view().view(fmt='Q')[0] for t in ts)
@@ -293,8 +297,8 @@ class Encoder:
     if len(self.segs) or len(self.ib.words): self.segs.append((off:=self.place(self.ib, 64), len(self.arena) - off, dedup(self.used)))
     self.ib, self.cost, self.used = Stream(), 0.0, [0]
 
-  def launch(self, prg:QCOMProgram, code:Addr, bufs:list[Addr], vals, global_size, local_size, scratch:Addr|None=None, ts:list[Addr]=[], cost:float=0.0,
-             outs:Sequence[int]=(), ins:Sequence[int]=()):
+  def launch(self, prg:QCOMProgram, code:Addr, bufs:list[Addr], vals, global_size, local_size, scratch:Addr|None=None, ts:Sequence[Addr]=(),
+             cost:float=0.0, outs:Sequence[int]=(), ins:Sequence[int]=()):
     if self.cost and self.cost + cost > SUBMIT_BUDGET_MS:
       self.split()
       self.begin()
@@ -324,10 +328,11 @@ class Encoder:
     nstatic = sum(resolved[p[1]][1] is None for p in patches)
     offs = list(itertools.accumulate([len(refs), 24 * len(patches), 32 * len(self.segs)]))
     firsts = itertools.accumulate((len(r) for _,_,r in self.segs), initial=0)
-    blob = refs + b"".join(struct.pack("<QIIQ", o, i, 0, a) for o,i,a in patches) + \
-      b"".join(struct.pack("<4Q", o, sz, first, len(r)) for first,(o,sz,r) in zip(firsts, self.segs)) + b"".join(struct.pack("<I", i) for _,_,r in self.segs for i in r)
-    fields = {"refs": 0, "nrefs": len(self.refs), "patches": offs[0], "nstatic": nstatic, "npatches": len(patches), "segs": offs[1], "nsegs": len(self.segs),
-              "segrefs": offs[2], "timeline_dst": self.timeline_dst}
+    blob = refs + b"".join([*(struct.pack("<QIIQ", o, i, 0, a) for o,i,a in patches),
+                            *(struct.pack("<4Q", o, sz, first, len(r)) for first,(o,sz,r) in zip(firsts, self.segs)),
+                            *(struct.pack(f"<{len(r)}I", *r) for _,_,r in self.segs)])
+    fields = {"refs": 0, "nrefs": len(self.refs), "patches": offs[0], "nstatic": nstatic, "npatches": len(patches), "segs": offs[1],
+              "nsegs": len(self.segs), "segrefs": offs[2], "timeline_dst": self.timeline_dst}
     return blob + bytes(-len(blob) % 8), fields, [(16 * i, addr) for i,(addr,slot) in enumerate(resolved) if slot is None and i]
 
 LAST, NREFS, TABLE_POINTERS = BATCH.index("last"), BATCH.index("nrefs"), ("refs", "patches", "segs", "segrefs")
@@ -379,8 +384,8 @@ def encode_batch(call:UOp) -> UOp|None:
     pos = {g:j for j,g in enumerate(info.globals)}
     bufs = [Addr(*view_base(get_call_arg_uops(c)[g])) for g in info.globals]
     ts = [Addr(x.src[0]) for x in (lin.src[i-1], lin.src[i+1])] if i and lin.src[i-1].op is Ops.INS else []
-    enc.launch(prg, Addr(code_placeholder(bytes(prg.image), devs)), bufs, get_call_var_uops(c, c.src[0]), info.global_size, info.local_size or (1, 1, 1),
-               Addr(scratch) if scratch is not None else None, ts, estimate_ms(estimate_uop(c)), [pos[o] for o in outs], [pos[o] for o in ins])
+    enc.launch(prg, Addr(code_placeholder(bytes(prg.image), devs)), bufs, get_call_var_uops(c, c.src[0]), info.global_size,
+               info.local_size or (1, 1, 1), Addr(scratch) if scratch is not None else None, ts, estimate_ms(estimate_uop(c)), [pos[o] for o in outs], [pos[o] for o in ins])
   blob, fields, addrs = enc.finish(Addr(make_buf(devs, tag="timeline_signal"))).tables()
 
   # what is known at link time is written then; the rest (variables) is left to the compiled call
@@ -388,8 +393,8 @@ def encode_batch(call:UOp) -> UOp|None:
   table = UOp.placeholder((len(blob) // 8,), dtypes.uint64, next(UOp.unique_num), device=devs).rtag("table")
   batch = UOp.placeholder((len(BATCH),), dtypes.uint64, next(UOp.unique_num), device=devs).rtag("table")
   table_addr = table.getaddr(("CPU",))
-  words = [(8*i, arena.getaddr(("CPU",)) if n == "arena" else table_addr + fields[n] if n in TABLE_POINTERS else UOp.const(fields.get(n, 0), dtypes.uint64))
-           for i,n in enumerate(BATCH)]
+  words = [(8*i, arena.getaddr(("CPU",)) if n == "arena" else table_addr + fields[n] if n in TABLE_POINTERS else
+            UOp.const(fields.get(n, 0), dtypes.uint64)) for i,n in enumerate(BATCH)]
   filled = batch.after(make_binary_patch(arena, bytes(enc.arena)), *make_patches(arena, enc.values), make_binary_patch(table, blob),
                        *make_patches(table, [(0, arena.getaddr(devs)), *addrs]), *make_patches(batch, words))
   fn, queue = make_buf(devs, tag="func:submit"), make_buf(devs, tag="queue")
@@ -541,7 +546,8 @@ class QCOMDevice(HCQ2Compiled):
     for off,addr in [(0, arena._buf.va_addr), *addrs]: struct.pack_into("<Q", table, off, addr)
     fields |= {k: fields[k] + mv_address(table) for k in TABLE_POINTERS} | {"arena": arena._buf.cpu_view().addr}
     batch = (ctypes.c_uint64 * len(BATCH))(*[fields.get(n, 0) for n in BATCH])
-    self._run(self.iface.prog.fxn, [ctypes.c_uint64(ctypes.addressof(x)) for x in (self.queue, batch)], memoryview(batch).cast('B').cast('Q'), [], name)
+    args = [ctypes.c_uint64(ctypes.addressof(x)) for x in (self.queue, batch)]
+    self._run(self.iface.prog.fxn, args, memoryview(batch).cast('B').cast('Q'), [], name)
     self.inflight[-1].keep = (arena, table, batch)
 
   def _run(self, fxn, args:list, batch:memoryview, inputs:list[int], name:str):
@@ -581,12 +587,12 @@ class QCOMDevice(HCQ2Compiled):
 
   def _progress(self, run:Run) -> str:
     last = max((r.fence for r in self.inflight if self.retired(r.timeline)), default=None)
-    return f"fence {run.fence}, last submitted {self.queue.fence}, last retired {last if last is not None else f'before {self.inflight[0].fence}'}. " \
-           f"The kernel's dump is in {self.iface.dump}"
+    retired = last if last is not None else f"before {self.inflight[0].fence}"
+    return f"fence {run.fence}, last submitted {self.queue.fence}, last retired {retired}. The kernel's dump is in {self.iface.dump}"
 
   def _check(self, run:Run):
     """All in flight is over: was all of it done? Nothing that a lost submit should have written may be taken for its result."""
-    if (why:=self.iface.lost()) is None and not self.retired(self.inflight[-1].timeline): why = "the GPU retired the submit without running it to its end"
+    if (why:=self.iface.lost()) is None and not self.retired(self.inflight[-1].timeline): why = "it retired without running to its end"
     if why is None: return
     lost, progress = next((r for r in self.inflight if not self.retired(r.timeline)), run), self._progress(run)
     for r in self.inflight:
@@ -617,8 +623,7 @@ class QCOMDevice(HCQ2Compiled):
     raise cast(QCOMError, e)
 
   def check_contents(self, addr:int):
-    if (a:=self.iface.live.find(addr)) is not None and a.tainted:
-      raise QCOMError(f"the buffer at {addr:#x} was to be written by a submit that failed, its contents are undefined: compute or copy it again")
+    if (a:=self.iface.live.find(addr)) is not None and a.tainted: raise self.iface.undefined(addr)
   def overwritten(self, addr:int, nbytes:int):
     if (a:=self.iface.live.find(addr)) is not None and a.start == addr and nbytes >= a.end - a.start: a.tainted = 0
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
   from tinygrad.renderer import Renderer
   from tinygrad.runtime.ops_qcom import QCOMDevice
 
-# The submitter runs without the interpreter lock and allocates nothing. It patches a batch, turns the addresses the batch references into the kernel's
-# buffer list, and submits. All state is in CPU memory that Python lays out: struct.unpack-like arrays of u64, described where they are written.
+# The submitter runs without the interpreter lock and allocates nothing. It patches a batch, turns the addresses that the batch references into the
+# kernel's buffer list, and submits. All its state is in CPU memory that Python lays out.
 # An allocation born after a batch was linked is not what the batch was linked against, even at the same address: `birth` tells.
 SUBMIT_SRC = """typedef unsigned int u32; typedef unsigned long long u64;
 struct alloc { u64 start, end, base, birth; u32 handle, tainted; };
@@ -186,11 +186,12 @@ class QCOMIface:
 
   def check_process(self):
     if os.getpid() == self.pid: return
-    raise QCOMError(f"QCOM was opened by process {self.pid}: process {os.getpid()}, a fork of it, can't use it. Start workers with spawn, or open QCOM after fork")
+    raise QCOMError(f"QCOM was opened by process {self.pid}: process {os.getpid()}, a fork of it, can't use it. "
+                    "Start workers with spawn, or open QCOM after the fork")
 
   def _hint(self, err:int|None) -> str:
-    if err in (errno.EACCES, errno.EPERM): return f". {self.fd.path} opened but the ioctl is denied: check group (render or video) and security policy (SELinux)"
-    return ""
+    return f". {self.fd.path} opened but the ioctl is denied: check group (render or video) and security policy (SELinux)" \
+      if err in (errno.EACCES, errno.EPERM) else ""
 
   def alloc(self, size:int) -> HCQBuffer:
     """`size` bytes, zeroed, readable and writable by GPU and CPU. Raises MemoryError telling an exhausted address space from exhausted memory."""
@@ -212,7 +213,7 @@ class QCOMIface:
       hint = ": add this user to the node's group (usually render or video)" if e.errno in (errno.EACCES, errno.EPERM) else ""
       raise RuntimeError(f"{type(self).__name__[:-5]}: can't open {path}: {errname(e.errno)} ({os.strerror(unwrap(e.errno))}){hint}") from e
 
-  def mapped(self, size:int, offset:int, addr:int=0) -> int: return self.fd.mmap(addr, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, offset)
+  def mapped(self, size:int, offset:int) -> int: return self.fd.mmap(0, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, offset)
 
   def link_submitter(self, arg:Any, cmd:Any, request:str, bo_flags:int=0):
     """Prepares the queue for the C submitter: `arg` is the ioctl's argument, `cmd` the one command it points to, both reused by every submit."""
@@ -233,13 +234,15 @@ class QCOMIface:
     """The failure the submitter kept, in words. The device accepts work again after this."""
     err, arg = self.queue.error, self.queue.error_arg
     self.queue.error = 0
-    if err == 1001: return QCOMError(f"a replay references {arg:#x}, which belongs to no live allocation (a buffer was freed and used again): capture it again")
-    if err == 1002: return QCOMError(f"the buffer at {arg:#x} was to be written by a submit that failed, its contents are undefined: compute or copy it again")
+    if err == 1001: return QCOMError(f"a replay references {arg:#x}, which is not allocated (was a buffer freed and used again?): capture it again")
+    if err == 1002: return self.undefined(arg)
     return QCOMError(f"{self.prefix}{self.submit_name} rejected IB {arg} of the batch: {errname(err)} ({os.strerror(err)}){self._hint(err)}")
   submit_name = ""
+  def undefined(self, addr:int) -> QCOMError:
+    return QCOMError(f"the buffer at {addr:#x} was to be written by a submit that failed, its contents are undefined: compute or copy it again")
 
   def close(self):
-    """Releases queue, handles, mappings and fd. Idempotent, works on a half-opened interface, and leaves a parent's device alone in a forked child."""
+    """Releases queue, handles, mappings and fd. Idempotent, works on a half-opened interface, leaves the parent's device alone in a forked child."""
     if self.closed: return
     self.closed = True
     if os.getpid() == self.pid: self._close()
@@ -318,8 +321,8 @@ class MSMIface(QCOMIface):
     self.ioctl("GEM_CLOSE", "freeing a buffer", handle=buf.meta.handle)
 
   def map_host(self, ptr:int, size:int) -> HCQBuffer:
-    raise RuntimeError(f"MSM can't map host memory ({ptr:#x}, {size} bytes): the kernel has no user pointers. Copy it into a tensor, or share it as a "
-                       "DMA-BUF and import its file descriptor")
+    raise RuntimeError(f"MSM can't map host memory ({ptr:#x}, {size} bytes): the kernel has no user pointers. Copy it into a tensor, or share it as "
+                       "a DMA-BUF and import its file descriptor")
 
   def wait(self, fence:int, timeout_ms:int) -> bool:
     """True once `fence` of the submit queue is retired, False after `timeout_ms`. Also True for a submit that hang recovery killed: see lost()."""
@@ -352,7 +355,7 @@ class MSMIface(QCOMIface):
 def kgsl_flag(name:str, val:int) -> int: return (val << getattr(kgsl, f"{name}_SHIFT")) & getattr(kgsl, f"{name}_MASK")
 
 class KGSLIface(QCOMIface):
-  """Downstream Linux (msm-4.9 to 5.4), drivers/gpu/msm/kgsl. Every mapped buffer is visible to every submit and its GPU address is its CPU address."""
+  """Downstream Linux (msm-4.9 to 5.4), drivers/gpu/msm/kgsl. Every mapped buffer is visible to every submit, at its CPU address."""
   api, prefix, submit_name, renderers, node = kgsl, "IOCTL_KGSL_", "GPU_COMMAND", [QCOMCLRenderer, IR3Renderer], "/dev/kgsl-3d0"
   dump = "/sys/class/kgsl/kgsl-3d0/snapshot (root)"
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos) {
@@ -364,7 +367,8 @@ class KGSLIface(QCOMIface):
 """
   def _open(self):
     self.fd, info = self.open_node(self.node), kgsl.struct_kgsl_devinfo()
-    self.ioctl("DEVICE_GETPROPERTY", "identifying the GPU", type=kgsl.KGSL_PROP_DEVICE_INFO, value=ctypes.addressof(info), sizebytes=ctypes.sizeof(info))
+    self.ioctl("DEVICE_GETPROPERTY", "identifying the GPU", type=kgsl.KGSL_PROP_DEVICE_INFO, value=ctypes.addressof(info),
+               sizebytes=ctypes.sizeof(info))
     self.chip_id = info.chip_id
     if PROFILE: self.set_idle_timer(4000000000) # the always-on counter stands still while the GPU sleeps
 
@@ -397,10 +401,11 @@ class KGSLIface(QCOMIface):
     self.io.munmap(buf.meta.cpu, buf.meta.size)
 
   def map_host(self, ptr:int, size:int) -> HCQBuffer:
-    """Maps caller-owned memory, which KGSL does not keep coherent: the CPU's cache lines are cleaned here. Memory of KGSL itself is mapped already."""
+    """Maps caller-owned memory, which KGSL does not keep coherent: the CPU's cache lines are cleaned here. KGSL's own memory is mapped already."""
     start, end = ptr & ~(mmap.PAGESIZE - 1), round_up(ptr + size, mmap.PAGESIZE)
     clean_dcache(ptr, size)
-    try: va = self.ioctl("MAP_USER_MEM", f"mapping {size} bytes of host memory", hostptr=start, len=end - start, memtype=kgsl.KGSL_USER_MEM_TYPE_ADDR).gpuaddr
+    try: va = self.ioctl("MAP_USER_MEM", f"mapping {size} bytes of host memory", hostptr=start, len=end - start,
+                         memtype=kgsl.KGSL_USER_MEM_TYPE_ADDR).gpuaddr
     except QCOMError as e:
       if getattr(e.__cause__, "errno", None) != errno.EFAULT or (a:=self.live.find(ptr)) is None: raise
       return HCQBuffer(ptr, size, meta=BO(a.handle, 0, 0), view=MMIOInterface(ptr, size, fmt='B'), owner=self.dev)
@@ -454,7 +459,7 @@ def _mock(iface:type[QCOMIface]) -> type[QCOMIface]:
   class Mock(iface): # type: ignore[valid-type,misc]
     def __init__(self, dev:QCOMDevice, device_id:int):
       try: self.virtual = importlib.import_module("test.mockgpu.qcom")
-      except ImportError as e: raise RuntimeError(f"the virtual Adreno 630 is in the source tree only, test.mockgpu.qcom is not importable: {e}") from e
+      except ImportError as e: raise RuntimeError(f"the virtual Adreno 630 comes with the source tree only: {e}") from e
       self.io = type("VirtualFileIO", (self.virtual.MockFileIOInterface, FileIOInterface), {})
       super().__init__(dev, device_id)
     def io_pointer(self) -> int: return self.virtual.ioctl_pointer()
