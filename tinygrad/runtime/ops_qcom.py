@@ -1,5 +1,5 @@
 from __future__ import annotations
-import ctypes, functools, itertools, math, os, struct, sys, time, weakref
+import ctypes, functools, hashlib, itertools, math, os, struct, sys, time, weakref
 assert sys.platform != 'win32'
 from dataclasses import replace
 from typing import Any, Sequence, cast
@@ -344,9 +344,10 @@ def view_base(u:UOp) -> tuple[UOp, int]:
   base, off = view_base(u.src[0])
   return base, off + u.src[1].val * u.dtype.itemsize
 
-@functools.cache
-def code_placeholder(image:bytes, devs:tuple[str, ...]) -> UOp:
-  code = UOp.placeholder((len(image) // 4,), dtypes.uint32, next(UOp.unique_num), device=devs).rtag("program")
+# the slot comes from the contents: batches that run the same code share it
+def code_uop(image:bytes, devs:tuple[str, ...]) -> UOp:
+  slot = int.from_bytes(hashlib.sha256(image).digest()[:7], "little")
+  code = UOp.placeholder((len(image) // 4,), dtypes.uint32, slot, device=devs).rtag("program")
   return code.after(make_binary_patch(code, image))
 
 programs:weakref.WeakKeyDictionary[UOp, QCOMProgram] = weakref.WeakKeyDictionary()
@@ -384,8 +385,8 @@ def encode_batch(call:UOp) -> UOp|None:
     pos = {g:j for j,g in enumerate(info.globals)}
     bufs = [Addr(*view_base(get_call_arg_uops(c)[g])) for g in info.globals]
     ts = [Addr(x.src[0]) for x in (lin.src[i-1], lin.src[i+1])] if i and lin.src[i-1].op is Ops.INS else []
-    enc.launch(prg, Addr(code_placeholder(bytes(prg.image), devs)), bufs, get_call_var_uops(c, c.src[0]), info.global_size,
-               info.local_size or (1, 1, 1), Addr(scratch) if scratch is not None else None, ts, estimate_ms(estimate_uop(c)), [pos[o] for o in outs], [pos[o] for o in ins])
+    enc.launch(prg, Addr(code_uop(bytes(prg.image), devs)), bufs, get_call_var_uops(c, c.src[0]), info.global_size, info.local_size or (1, 1, 1),
+               Addr(scratch) if scratch is not None else None, ts, estimate_ms(estimate_uop(c)), [pos[o] for o in outs], [pos[i] for i in ins])
   blob, fields, addrs = enc.finish(Addr(make_buf(devs, tag="timeline_signal"))).tables()
 
   # what is known at link time is written then; the rest (variables) is left to the compiled call
