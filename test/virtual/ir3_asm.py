@@ -9,7 +9,7 @@ def _compiler() -> Any:
   return IR3Compiler("a630")
 
 def assemble(text: str, merged: bool = False) -> bytes:
-  """Machine code of one or more instructions in freedreno syntax, `end` included if the text has it. Raises ValueError for what Mesa does not parse."""
+  """Machine code of one or more instructions in freedreno syntax, `end` included if the text has it. ValueError: Mesa does not parse it."""
   from tinygrad.runtime.autogen import mesa
   from tinygrad.runtime.support.compiler_mesa import rzalloc
   libc = ctypes.CDLL(None)

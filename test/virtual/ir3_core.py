@@ -108,7 +108,8 @@ def register(arch: str = ARCH) -> str:
       self.kernel, self.name, self.device, self.profile_key = Kernel(obj.lib, obj.signature), obj.name, dev.device, obj.profile_key
       self.program = engine().program(self.kernel.code)
 
-    def __call__(self, *bufs: int, global_size: tuple = (1, 1, 1), local_size: tuple = (1, 1, 1), vals: tuple = (), wait: bool = False, **kw: Any) -> float:
+    def __call__(self, *bufs: int, global_size: tuple = (1, 1, 1), local_size: tuple = (1, 1, 1), vals: tuple = (), wait: bool = False,
+                 **kw: Any) -> float:
       sig = self.kernel.signature
       plain = [bufs[slot] for _, slot, _, shape in sig if slot < len(bufs) and not is_image_shape(shape)]
       images = [(bufs[slot], shape, dt.itemsize) for _, slot, dt, shape in sig if slot < len(bufs) and is_image_shape(shape)]

@@ -14,7 +14,8 @@ SPARE = 40                    # r40 and up: addresses, never used by the program
 @functools.cache
 def built(text: str, merged: bool = False) -> Program: return engine().program(assemble(text, merged), merged_regs=merged)
 
-def run(body: str, inputs: dict[str, np.ndarray], outputs: dict[str, type], *, consts: dict[int, int] | None = None, local: int = 64, merged: bool = False,
+def run(body: str, inputs: dict[str, np.ndarray], outputs: dict[str, type], *, consts: dict[int, int] | None = None, local: int = 64,
+        merged: bool = False,
         eng: Engine | None = None, patch: Callable[[bytes], bytes] | None = None, scratch: int = 0, **kw: Any) -> dict[str, np.ndarray]:
   """Executes `body` once for each element. inputs: register name (`r1.x` or `hr1.x`) -> uint32/uint16 values, all of one length N (a multiple of
   `local`); outputs: register name -> dtype of 4 or 2 bytes. Register r0.x holds the local id at the start; r40-r47 are taken. consts 0..63 are taken.
@@ -34,7 +35,8 @@ def run(body: str, inputs: dict[str, np.ndarray], outputs: dict[str, type], *, c
     iova = mem.alloc(n * size)
     consts_file[2 * k:2 * k + 2] = iova & 0xffffffff, iova >> 32
     addrs.append(iova)
-    seq = [f"shl.b r{SPARE}.x, r{SPARE}.z, {size // 2}", f"add.u r{SPARE}.x, r{SPARE}.x, c{k // 2}.{'xz'[k & 1]}", f"mov.u32u32 r{SPARE}.y, c{k // 2}.{'yw'[k & 1]}"]
+    seq = [f"shl.b r{SPARE}.x, r{SPARE}.z, {size // 2}", f"add.u r{SPARE}.x, r{SPARE}.x, c{k // 2}.{'xz'[k & 1]}", f"mov.u32u32 r{SPARE}.y, "
+           f"c{k // 2}.{'yw'[k & 1]}"]
     t = "u32" if size == 4 else "u16"
     if isinstance(what, np.ndarray):
       mem.view(iova, n * size)[:] = np.ascontiguousarray(what).view(np.uint8)

@@ -28,16 +28,19 @@ def fault(text: str, **kw) -> ShaderFault:
 # *** control flow
 
 def test_divergent_branches_rejoin():
-  out = run("cmps.u.lt p0.x, r0.x, 20\ncmps.u.lt p0.y, r0.x, 40\nmov.u32u32 r2.x, 0\nbr !p0.x, #3\nadd.u r2.x, r2.x, 1\njump #5\n(jp)br !p0.y, #3\nadd.u r2.x, r2.x, 10\njump #2\n"
+  out = run("cmps.u.lt p0.x, r0.x, 20\ncmps.u.lt p0.y, r0.x, 40\nmov.u32u32 r2.x, 0\nbr !p0.x, #3\nadd.u r2.x, r2.x, 1\njump #5\n(jp)br !p0.y, #3\n"
+            "add.u r2.x, r2.x, 10\njump #2\n"
             "(jp)add.u r2.x, r2.x, 100\n(jp)add.u r2.x, r2.x, 1000", {}, {"r2.x": np.uint32})
   assert (out["r2.x"] == np.where(LANE < 20, 1001, np.where(LANE < 40, 1010, 1100))).all()
 
 def test_loop_with_different_trip_counts():
-  text = "mov.u32u32 r2.x, 0\nmov.u32u32 r2.y, 0\n(jp)cmps.u.ge p0.x, r2.x, r0.x\nbr p0.x, #4\nadd.u r2.y, r2.y, r2.x\nadd.u r2.x, r2.x, 1\njump #-4\n(jp)nop"
+  text = "mov.u32u32 r2.x, 0\nmov.u32u32 r2.y, 0\n(jp)cmps.u.ge p0.x, r2.x, r0.x\nbr p0.x, #4\nadd.u r2.y, r2.y, r2.x\nadd.u r2.x, r2.x, 1\n" \
+         "jump #-4\n(jp)nop"
   out = run(text, {}, {"r2.x": np.uint32, "r2.y": np.uint32})
   assert (out["r2.x"] == LANE).all() and (out["r2.y"] == LANE * (LANE - 1) // 2).all()
 
-@pytest.mark.parametrize("cond,want", (("brao p0.x, p0.y", (LANE < 8) | (LANE & 1 == 0)), ("braa p0.x, !p0.y", (LANE < 8) & (LANE & 1 == 1)), ("bany p0.x", LANE >= 0),
+@pytest.mark.parametrize("cond,want", (("brao p0.x, p0.y", (LANE < 8) | (LANE & 1 == 0)), ("braa p0.x, !p0.y", (LANE < 8) & (LANE & 1 == 1)),
+                                       ("bany p0.x", LANE >= 0),
                                        ("ball p0.x", LANE < 0), ("bany p0.z", LANE < 0), ("ball p0.w", LANE >= 0)))
 def test_branch_kinds(cond, want):
   out = run("cmps.u.lt p0.x, r0.x, 8\nand.b r3.x, r0.x, 1\ncmps.u.eq p0.y, r3.x, 0\ncmps.u.lt p0.z, r0.x, 0\ncmps.u.ge p0.w, r0.x, 0\n"
@@ -48,20 +51,23 @@ def test_predication_masks_writes_and_stores():
   mem = Memory()
   addr = mem.alloc(256)
   mem.view(addr, 256)[:] = 0xff
-  launch(OUT + "cmps.u.lt p0.x, r0.x, 10\nmov.u32u32 r2.x, 1\npredt\nmov.u32u32 r2.x, 2\npredf\nmov.u32u32 r2.x, 3\nprede\ncmps.u.lt p0.x, r0.x, 32\npredt\n"
+  launch(OUT + "cmps.u.lt p0.x, r0.x, 10\nmov.u32u32 r2.x, 1\npredt\nmov.u32u32 r2.x, 2\npredf\nmov.u32u32 r2.x, 3\nprede\n"
+         "cmps.u.lt p0.x, r0.x, 32\npredt\n"
          "stg.u32 g[r40.x], r2.x, 1\nprede\nend", mem, words(addr))
   got = mem.view(addr, 256).view(np.uint32)
   assert (got[:32] == np.where(LANE[:32] < 10, 2, 3)).all() and (got[32:] == 0xffffffff).all()
 
 @pytest.mark.parametrize("limit", (0, 64), ids=("none-true", "all-true"))
 def test_predication_when_all_fibers_agree(limit):
-  out = run(f"cmps.u.lt p0.x, r0.x, {limit}\nmov.u32u32 r2.x, 1\npredt\nadd.u r2.x, r2.x, 1\npredf\nadd.u r2.x, r2.x, 10\nprede\nadd.u r2.x, r2.x, 100", {}, {"r2.x": np.uint32})
+  out = run(f"cmps.u.lt p0.x, r0.x, {limit}\nmov.u32u32 r2.x, 1\npredt\nadd.u r2.x, r2.x, 1\npredf\nadd.u r2.x, r2.x, 10\nprede\n"
+            f"add.u r2.x, r2.x, 100", {}, {"r2.x": np.uint32})
   assert (out["r2.x"] == (111 if limit == 0 else 102)).all()
 
 def test_getone_takes_one_fiber_and_call_returns():
   out = run("mov.u32u32 r2.x, 0\ngetone #2\njump #2\n(jp)mov.u32u32 r2.x, 1\n(jp)nop", {}, {"r2.x": np.uint32})
   assert out["r2.x"].sum() == 1
-  out = run("mov.u32u32 r2.x, 1\ncmps.u.lt p0.x, r0.x, 5\ncall #4\nbr p0.x, #2\ncall #2\n(jp)jump #3\n(jp)add.u r2.x, r2.x, 7\nret\n(jp)nop", {}, {"r2.x": np.uint32})
+  out = run("mov.u32u32 r2.x, 1\ncmps.u.lt p0.x, r0.x, 5\ncall #4\nbr p0.x, #2\ncall #2\n(jp)jump #3\n(jp)add.u r2.x, r2.x, 7\nret\n(jp)nop", {},
+            {"r2.x": np.uint32})
   assert (out["r2.x"] == np.where(LANE < 5, 8, 15)).all()
 
 def test_early_end_lets_the_others_go_on():
@@ -78,14 +84,17 @@ def test_every_fiber_of_every_group_runs_once_with_its_ids(order):
   mem = Memory()
   n = int(np.prod(local) * np.prod(groups))
   addr = mem.alloc(n * 16)
-  lin = "mull.u r10.x, r0.z, 35\nmull.u r10.y, r0.y, 7\nadd.u r10.x, r10.x, r10.y\nadd.u r10.x, r10.x, r0.x\nmull.u r10.z, r48.z, 12\nmull.u r10.w, r48.y, 4\n" \
+  lin = "mull.u r10.x, r0.z, 35\nmull.u r10.y, r0.y, 7\nadd.u r10.x, r10.x, r10.y\nadd.u r10.x, r10.x, r0.x\nmull.u r10.z, r48.z, 12\n" \
+        "mull.u r10.w, r48.y, 4\n" \
         "add.u r10.z, r10.z, r10.w\nadd.u r10.z, r10.z, r48.x\nmull.u r10.z, r10.z, 105\nadd.u r10.x, r10.x, r10.z\n"
-  launch(lin + "shl.b r40.x, r10.x, 4\nadd.u r40.x, r40.x, c0.x\nmov.u32u32 r40.y, c0.y\nldg.u32 r12.x, g[r40.x], 1\nshl.b r11.x, r0.x, 8\nor.b r11.x, r11.x, r0.y\nshl.b r11.x, r11.x, 8\n"
-         "or.b r11.x, r11.x, r0.z\nmov.u32u32 r11.y, r48.x\nmov.u32u32 r11.z, r48.y\nmov.u32u32 r11.w, r48.z\nadd.u r12.x, r12.x, 1\nshl.b r12.y, r12.x, 24\nor.b r11.x, r11.x, r12.y\n"
+  launch(lin + "shl.b r40.x, r10.x, 4\nadd.u r40.x, r40.x, c0.x\nmov.u32u32 r40.y, c0.y\nldg.u32 r12.x, g[r40.x], 1\nshl.b r11.x, r0.x, 8\n"
+         "or.b r11.x, r11.x, r0.y\nshl.b r11.x, r11.x, 8\n"
+         "or.b r11.x, r11.x, r0.z\nmov.u32u32 r11.y, r48.x\nmov.u32u32 r11.z, r48.y\nmov.u32u32 r11.w, r48.z\nadd.u r12.x, r12.x, 1\n"
+         "shl.b r12.y, r12.x, 24\nor.b r11.x, r11.x, r12.y\n"
          "stg.u32 g[r40.x], r11.x, 4\nend", mem, words(addr), local, groups, order=order)
   got = mem.view(addr, n * 16).view(np.uint32).reshape(*groups[::-1], *local[::-1], 4)
   gz, gy, gx, z, y, x = np.indices((*groups[::-1], *local[::-1]))
-  assert (got[..., 0] == (1 << 24 | x << 16 | y << 8 | z)).all() and (got[..., 1] == gx).all() and (got[..., 2] == gy).all() and (got[..., 3] == gz).all()
+  for k, want in enumerate((1 << 24 | x << 16 | y << 8 | z, gx, gy, gz)): assert (got[..., k] == want).all()
 
 @pytest.mark.parametrize("order", ("forward", "reversed", 5))
 def test_barrier_between_local_store_and_load(order):
@@ -93,7 +102,8 @@ def test_barrier_between_local_store_and_load(order):
   mem = Memory()
   addr = mem.alloc(1024 * 3)
   base = "shl.b r2.x, r48.x, 10\nshl.b r2.y, r0.x, 2\nadd.u r40.x, r2.x, r2.y\nadd.u r40.x, r40.x, c0.x\nmov.u32u32 r40.y, c0.y\n"
-  launch(base + "mull.u r3.x, r48.x, 1000\nadd.u r3.x, r3.x, r0.x\nstl.u32 l[r2.y], r3.x, 1\n(ss)bar.g\nsub.u r4.x, c0.z, r2.y\n(ss)ldl.u32 r5.x, l[r4.x], 1\n(sy)stg.u32 g[r40.x], r5.x, 1\nend",
+  launch(base + "mull.u r3.x, r48.x, 1000\nadd.u r3.x, r3.x, r0.x\nstl.u32 l[r2.y], r3.x, 1\n(ss)bar.g\nsub.u r4.x, c0.z, r2.y\n"
+         "(ss)ldl.u32 r5.x, l[r4.x], 1\n(sy)stg.u32 g[r40.x], r5.x, 1\nend",
          mem, (*words(addr), 1020), (256, 1, 1), (3, 1, 1), local_bytes=1024, order=order)
   assert (mem.view(addr, 3072).view(np.uint32).reshape(3, 256) == np.arange(3)[:, None] * 1000 + np.arange(255, -1, -1)).all()
 
@@ -101,11 +111,13 @@ def test_barrier_between_local_store_and_load(order):
 def test_private_and_local_memory_of_every_width(size, t, h):
   vals = {f"{h}r{4 + k}.x": (LANE * 37 + k * 11).astype(np.uint32 if size == 4 else np.uint16) for k in range(2)}
   scale = {4: 2, 2: 1, 1: 0}[size]
-  out = run(f"mov.u32u32 r2.x, 0\nstp.{t} p[r2.x+8], {h}r4.x, 1\nstp.{t} p[r2.x+16], {h}r5.x, 1\nldp.{t} {h}r6.x, p[r2.x+16], 1\nldp.{t} {h}r7.x, p[r2.x+8], 1\nshl.b r2.y, r0.x, {scale}\n"
+  out = run(f"mov.u32u32 r2.x, 0\nstp.{t} p[r2.x+8], {h}r4.x, 1\nstp.{t} p[r2.x+16], {h}r5.x, 1\nldp.{t} {h}r6.x, p[r2.x+16], 1\n"
+            f"ldp.{t} {h}r7.x, p[r2.x+8], 1\nshl.b r2.y, r0.x, {scale}\n"
             f"stl.{t} l[r2.y+{4 * size}], {h}r4.x, 1\nldl.{t} {h}r8.x, l[r2.y+{4 * size}], 1", vals,
             {f"{h}r{k}.x": np.uint32 if size == 4 else np.uint16 for k in (6, 7, 8)}, pvt_bytes=512, local_bytes=1024)
   m = (1 << 8 * size) - 1
-  assert (out[f"{h}r6.x"] == vals[f"{h}r5.x"] & m).all() and (out[f"{h}r7.x"] == vals[f"{h}r4.x"] & m).all() and (out[f"{h}r8.x"] == vals[f"{h}r4.x"] & m).all()
+  assert (out[f"{h}r6.x"] == vals[f"{h}r5.x"] & m).all() and (out[f"{h}r7.x"] == vals[f"{h}r4.x"] & m).all() and (out[f"{h}r8.x"]
+                                                                                                                  == vals[f"{h}r4.x"] & m).all()
 
 @pytest.mark.parametrize("uche", (False, True))
 @pytest.mark.parametrize("pattern", ("contiguous", "strided", "uniform", "scattered"))
@@ -115,9 +127,11 @@ def test_vector_access_patterns(pattern, uche):
   src, dst, off = mem.alloc(1 << 16), mem.alloc(1 << 16), mem.alloc(256)
   data = np.random.default_rng(5).integers(0, 1 << 32, 1 << 14, dtype=np.uint32)
   mem.view(src, 1 << 16).view(np.uint32)[:] = data
-  offs = {"contiguous": LANE * 16, "strided": LANE * 48, "uniform": LANE * 0 + 64, "scattered": (LANE * 2654435761 >> 20).astype(np.uint32) % 4096 * 16}[pattern].astype(np.uint32)
+  offs = {"contiguous": LANE * 16, "strided": LANE * 48, "uniform": LANE * 0 + 64, "scattered": (LANE * 2654435761 >> 20).astype(np.uint32) % 4096
+          * 16}[pattern].astype(np.uint32)
   mem.view(off, 256).view(np.uint32)[:] = offs
-  pre = "shl.b r40.x, r0.x, 2\nadd.u r40.x, r40.x, c1.x\nmov.u32u32 r40.y, c1.y\nldg.u32 r2.x, g[r40.x], 1\nadd.u r41.x, r2.x, c0.x\nmov.u32u32 r41.y, c0.y\nadd.u r42.x, r2.x, c0.z\nmov.u32u32 r42.y, c0.w\n"
+  pre = "shl.b r40.x, r0.x, 2\nadd.u r40.x, r40.x, c1.x\nmov.u32u32 r40.y, c1.y\nldg.u32 r2.x, g[r40.x], 1\n" \
+        "add.u r41.x, r2.x, c0.x\nmov.u32u32 r41.y, c0.y\nadd.u r42.x, r2.x, c0.z\nmov.u32u32 r42.y, c0.w\n"
   for live in (64, 64, 37):
     mem.view(dst, 1 << 16)[:] = 0
     launch(pre + "ldg.u32 r4.x, g[r41.x], 4\nstg.u32 g[r42.x], r4.x, 4\nend", mem, (*words(src), *words(dst), *words(off)), (live, 1, 1))
@@ -139,8 +153,10 @@ def test_image_load_store_with_pitch_and_out_of_range(half):
   dt = np.float16 if half else np.float32
   img = np.random.default_rng(2).standard_normal((h, w, 4)).astype(dt)
   mem.view(src, img.nbytes)[:] = img.view(np.uint8).ravel()
-  launch("and.b r2.x, r0.x, 15\nshr.b r2.y, r0.x, 4\nadd.u r2.x, r2.x, -2\nisam.1d (f32)(xyzw)r4.x, r2.x, s#0, t#0\n(sy)(rpt3)add.f r4.x, (r)r4.x, (1.0)\nadd.u r3.x, r2.x, 4\n"
-         "mov.u32u32 r3.y, r2.y\nstib.b.typed.2d.f32.4.imm r4.x, r3.x, 0\nend", mem, local=(128, 1, 1), textures=[image_descriptor(src, (h, w), item, True)],
+  launch("and.b r2.x, r0.x, 15\nshr.b r2.y, r0.x, 4\nadd.u r2.x, r2.x, -2\nisam.1d (f32)(xyzw)r4.x, r2.x, s#0, t#0\n"
+         "(sy)(rpt3)add.f r4.x, (r)r4.x, (1.0)\nadd.u r3.x, r2.x, 4\n"
+         "mov.u32u32 r3.y, r2.y\nstib.b.typed.2d.f32.4.imm r4.x, r3.x, 0\nend", mem, local=(128, 1, 1),
+         textures=[image_descriptor(src, (h, w), item, True)],
          uavs=[image_descriptor(dst, (h, w), item, False)])
   got = mem.view(dst, img.nbytes).view(dt).reshape(h, w, 4)
   want = np.zeros_like(img)
@@ -159,7 +175,8 @@ def test_unmapped_access_reads_zero_drops_stores_and_names_lane_and_address():
   mem = Memory()
   addr = mem.alloc(4096)
   mem.view(addr, 4096)[:] = 7
-  f = fault("shl.b r40.x, r0.x, 7\nadd.u r40.x, r40.x, c0.x\nmov.u32u32 r40.y, c0.y\nldg.u32 r2.x, g[r40.x], 1\nstg.u32 g[r40.x], r2.x, 1\nend", mem=mem, consts=words(addr))
+  f = fault("shl.b r40.x, r0.x, 7\nadd.u r40.x, r40.x, c0.x\nmov.u32u32 r40.y, c0.y\nldg.u32 r2.x, g[r40.x], 1\nstg.u32 g[r40.x], r2.x, 1\nend",
+            mem=mem, consts=words(addr))
   assert (f.kind, f.pc, f.lane, f.address, f.size, f.write) == ("unmapped", 3, 32, addr + 4096, 4, False)
   assert len(f.faults) == 64 and {x.kind for x in f.faults} == {"unmapped"} and {x.write for x in f.faults} == {False, True} and "ldg.u32" in str(f)
   assert (mem.view(addr, 4096) == 7).all()
@@ -260,13 +277,15 @@ def test_float_mode_of_the_caller_is_untouched():
 def test_results_do_not_depend_on_the_number_of_threads():
   mem = Memory()
   a = mem.alloc(64 * 4 * 500)
-  text = "shl.b r2.x, r48.x, 8\nshl.b r2.y, r0.x, 2\nadd.u r2.x, r2.x, r2.y\nadd.u r40.x, r2.x, c0.x\nmov.u32u32 r40.y, c0.y\nstg.u32 g[r40.x], r2.x, 1\nend"
+  text = "shl.b r2.x, r48.x, 8\nshl.b r2.y, r0.x, 2\nadd.u r2.x, r2.x, r2.y\nadd.u r40.x, r2.x, c0.x\nmov.u32u32 r40.y, c0.y\n" \
+         "stg.u32 g[r40.x], r2.x, 1\nend"
   for threads in (1, 2, 7):
     mem.view(a, 64 * 4 * 500)[:] = 0xff
     launch(text, mem, words(a), groups=(500, 1, 1), eng=Engine(threads))
     assert (mem.view(a, 64 * 4 * 500).view(np.uint32) == np.arange(64 * 500) * 4).all()
 
-@pytest.mark.parametrize("kw,what", ((dict(local=(1025, 1, 1)), "1 to 1024"), (dict(f16_no_inf=True), "F16_NO_INF"), (dict(wgid_reg=4), "shared register")))
+@pytest.mark.parametrize("kw,what", ((dict(local=(1025, 1, 1)), "1 to 1024"), (dict(f16_no_inf=True), "F16_NO_INF"),
+                                     (dict(wgid_reg=4), "shared register")))
 def test_dispatches_the_engine_cannot_do_are_refused(kw, what):
   with pytest.raises(ValueError, match=what): launch("end", **kw)
 

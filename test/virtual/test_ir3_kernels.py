@@ -7,7 +7,8 @@ from test.virtual import ir3_core
 
 rng = np.random.default_rng(11)
 np_err = {"all": "ignore"}
-INT = {"int8": np.int8, "uint8": np.uint8, "int16": np.int16, "uint16": np.uint16, "int32": np.int32, "uint32": np.uint32, "int64": np.int64, "uint64": np.uint64}
+INT = {"int8": np.int8, "uint8": np.uint8, "int16": np.int16, "uint16": np.uint16, "int32": np.int32, "uint32": np.uint32, "int64": np.int64,
+       "uint64": np.uint64}
 
 @pytest.fixture
 def dev(): return ir3_core.register()
@@ -26,9 +27,11 @@ def test_integer_arithmetic(dev, name):
   nz = np.where((nz == -1) & (a == np.iinfo(dt).min), 5, nz).astype(dt) if np.iinfo(dt).min < 0 else nz
   ta, tb, tn = Tensor(a, device=dev), Tensor(b, device=dev), Tensor(nz, device=dev)
   with np.errstate(**np_err):
-    for got, want in ((ta + tb, a + b), (ta - tb, a - b), (ta * tb, a * b), (ta // tn, a // nz), (ta % tn, a % nz), (ta // 7, a // 7), (ta & tb, a & b), (ta | tb, a | b),
+    for got, want in ((ta + tb, a + b), (ta - tb, a - b), (ta * tb, a * b), (ta // tn, a // nz), (ta % tn, a % nz), (ta // 7, a // 7),
+                      (ta & tb, a & b), (ta | tb, a | b),
                       (ta ^ tb, a ^ b), (ta.maximum(tb), np.maximum(a, b)), (ta.minimum(tb), np.minimum(a, b)), (ta < tb, a < b), (ta == tb, a == b),
-                      (ta != tb, a != b), ((ta > 3).where(ta, tb), np.where(a > 3, a, b)), (ta.sum(), a.sum(dtype=got_type(dt))), (ta.max(), a.max()), (ta.min(), a.min()),
+                      (ta != tb, a != b), ((ta > 3).where(ta, tb), np.where(a > 3, a, b)), (ta.sum(), a.sum(dtype=got_type(dt))), (ta.max(), a.max()),
+                      (ta.min(), a.min()),
                       (ta.argmax(), a.argmax()), (ta.cumsum(), a.cumsum(dtype=got_type(dt)))):
       np.testing.assert_array_equal(got.numpy(), want)
 
@@ -64,10 +67,14 @@ def test_float_functions(dev, dt, tol):
   ta, tb = Tensor(a, device=dev), Tensor(b, device=dev)
   x, y = a.astype(np.float64), b.astype(np.float64)
   with np.errstate(**np_err):
-    for got, want in ((ta + tb, x + y), (ta * tb, x * y), (ta / tb, x / y), (ta.exp(), np.exp(x)), (ta.abs().log(), np.log(np.abs(x))), (ta.sin(), np.sin(x)), (ta.cos(), np.cos(x)),
-                      (ta.abs().sqrt(), np.sqrt(np.abs(x))), (ta.abs().rsqrt(), 1 / np.sqrt(np.abs(x))), (ta.sigmoid(), 1 / (1 + np.exp(-x))), (ta.tanh(), np.tanh(x)),
-                      (ta.relu(), np.maximum(x, 0)), (ta.floor(), np.floor(x)), (ta.ceil(), np.ceil(x)), (ta.trunc(), np.trunc(x)), (ta.round(), np.rint(x)),
-                      (ta.exp2(), np.exp2(x)), (ta.abs().log2(), np.log2(np.abs(x))), (ta.abs().pow(tb), np.abs(x) ** y), (ta.maximum(tb), np.maximum(x, y)), (ta.sign(), np.sign(x))):
+    for got, want in ((ta + tb, x + y), (ta * tb, x * y), (ta / tb, x / y), (ta.exp(), np.exp(x)), (ta.abs().log(), np.log(np.abs(x))),
+                      (ta.sin(), np.sin(x)), (ta.cos(), np.cos(x)),
+                      (ta.abs().sqrt(), np.sqrt(np.abs(x))), (ta.abs().rsqrt(), 1 / np.sqrt(np.abs(x))), (ta.sigmoid(), 1 / (1 + np.exp(-x))),
+                      (ta.tanh(), np.tanh(x)),
+                      (ta.relu(), np.maximum(x, 0)), (ta.floor(), np.floor(x)), (ta.ceil(), np.ceil(x)), (ta.trunc(), np.trunc(x)),
+                      (ta.round(), np.rint(x)),
+                      (ta.exp2(), np.exp2(x)), (ta.abs().log2(), np.log2(np.abs(x))), (ta.abs().pow(tb), np.abs(x) ** y),
+                      (ta.maximum(tb), np.maximum(x, y)), (ta.sign(), np.sign(x))):
       np.testing.assert_allclose(got.numpy().astype(np.float64), want, rtol=tol * 20, atol=tol)
 
 def test_float_special_values(dev):
@@ -75,7 +82,8 @@ def test_float_special_values(dev):
   b = np.resize(a[::-1], 100)[: len(a)].copy()
   ta, tb = Tensor(a, device=dev), Tensor(b, device=dev)
   with np.errstate(**np_err):
-    for got, want in ((ta + tb, a + b), (ta * tb, a * b), (ta < tb, a < b), (ta == tb, a == b), (ta != tb, a != b), (ta.isnan(), np.isnan(a)), (ta.exp2(), np.exp2(a)),
+    for got, want in ((ta + tb, a + b), (ta * tb, a * b), (ta < tb, a < b), (ta == tb, a == b), (ta != tb, a != b), (ta.isnan(), np.isnan(a)),
+                      (ta.exp2(), np.exp2(a)),
                       (ta.relu(), np.where(a > 0, a, 0)), ((ta > 0).where(ta, tb), np.where(a > 0, a, b))):
       np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)
 
@@ -83,7 +91,8 @@ def test_float_special_values(dev):
 @pytest.mark.parametrize("dt", (np.float32, np.float16), ids=("float32", "float16"))
 def test_matmul(dev, m, k, n, dt):
   a, b = rng.standard_normal((m, k)).astype(dt), rng.standard_normal((k, n)).astype(dt)
-  np.testing.assert_allclose((Tensor(a, device=dev) @ Tensor(b, device=dev)).numpy(), a.astype(np.float64) @ b.astype(np.float64), rtol=2e-2 if dt == np.float16 else 1e-4,
+  np.testing.assert_allclose((Tensor(a, device=dev) @ Tensor(b, device=dev)).numpy(), a.astype(np.float64) @ b.astype(np.float64), rtol=2e-2 if dt
+                             == np.float16 else 1e-4,
                              atol=5e-2 if dt == np.float16 else 1e-4)
 
 def test_integer_matmul_is_exact(dev):
@@ -102,7 +111,8 @@ def test_softmax_layernorm_attention(dev):
   q, k, v = (rng.standard_normal((2, 4, 16, 8)).astype(np.float32) for _ in range(3))
   def softmax(x): return (e := np.exp(x - x.max(-1, keepdims=True))) / e.sum(-1, keepdims=True)
   np.testing.assert_allclose(Tensor(q, device=dev).softmax().numpy(), softmax(q), rtol=1e-5, atol=1e-7)
-  np.testing.assert_allclose(Tensor(q, device=dev).layernorm().numpy(), (q - q.mean(-1, keepdims=True)) / np.sqrt(q.var(-1, keepdims=True) + 1e-5), rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(Tensor(q, device=dev).layernorm().numpy(), (q - q.mean(-1, keepdims=True)) / np.sqrt(q.var(-1, keepdims=True) + 1e-5),
+                             rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(Tensor(q, device=dev).scaled_dot_product_attention(Tensor(k, device=dev), Tensor(v, device=dev)).numpy(),
                              softmax(q @ k.swapaxes(-1, -2) / np.sqrt(8)) @ v, rtol=1e-4, atol=1e-5)
 

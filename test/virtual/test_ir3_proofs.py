@@ -14,11 +14,14 @@ U = {16: np.uint16, 32: np.uint32}
 S = {16: np.int16, 32: np.int32}
 F = {16: np.float16, 32: np.float32}
 
-INTS = {w: np.array([*{0, 1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 63, 0x7f, 0x80, 0xff, 0x100, 0x7fff, 0x8000, 0xffff, 0x10000, 0x7fffff, 0x800000, 0xffffff,
+INTS = {w: np.array([*{0, 1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 63, 0x7f, 0x80, 0xff, 0x100, 0x7fff, 0x8000, 0xffff, 0x10000, 0x7fffff, 0x800000,
+                       0xffffff,
                        0x1000000, 0x7fffffff, 0x80000000, 0xfffffffe, 0xffffffff, 0x12345678, 0xdeadbeef}], np.uint64).astype(U[w]) for w in (16, 32)}
 with np.errstate(over="ignore"):
-  FLOATS = {w: np.array([0.0, -0.0, 0.5, -0.5, 1, -1, 1.5, -1.5, 2.5, -2.5, 3.49999, 0.1, -0.7, 7, 100.25, -1000.5, 4096.7, 65504, -65504, 65520, 1e9, -3e9, 2147483648,
-                           4294967040, 1e-3, -1e-6, 3e-5, 6e-8, 1e-40, -1e-40, 1.1754944e-38, 3.4e38, np.inf, -np.inf, np.nan], np.float64).astype(F[w])
+  FLOATS = {w: np.array([0.0, -0.0, 0.5, -0.5, 1, -1, 1.5, -1.5, 2.5, -2.5, 3.49999, 0.1, -0.7, 7, 100.25, -1000.5, 4096.7, 65504, -65504, 65520, 1e9,
+                         -3e9, 2147483648,
+                           4294967040, 1e-3, -1e-6, 3e-5, 6e-8, 1e-40, -1e-40, 1.1754944e-38, 3.4e38, np.inf, -np.inf, np.nan],
+                           np.float64).astype(F[w])
             for w in (16, 32)}
 
 def flush(x: np.ndarray) -> np.ndarray:
@@ -70,32 +73,38 @@ def expect(name: str, w: int):
     return lambda a, b: np.where(c(a.view(view), b.view(view)), one, 0).astype(U[w]), "u", w
   sh = w - 1
   ints = {
-    "add.u": (lambda a, b: a + b, False), "add.s": (lambda a, b: a + b, True), "sub.u": (lambda a, b: a - b, False), "sub.s": (lambda a, b: a - b, True),
+    "add.u": (lambda a, b: a + b, False), "add.s": (lambda a, b: a + b, True), "sub.u": (lambda a, b: a - b, False),
+    "sub.s": (lambda a, b: a - b, True),
     "min.u": (min, False), "min.s": (min, True), "max.u": (max, False), "max.s": (max, True), "absneg.s": (lambda a: a, True),
     "and.b": (lambda a, b: a & b, False), "or.b": (lambda a, b: a | b, False), "not.b": (lambda a: ~a, False), "xor.b": (lambda a, b: a ^ b, False),
-    "bfrev.b": (lambda a: int(f"{a:0{w}b}"[::-1], 2), False), "clz.b": (lambda a: clz(a, w), False), "clz.s": (lambda a: clz(a if a >= 0 else ~a, w), True),
+    "bfrev.b": (lambda a: int(f"{a:0{w}b}"[::-1], 2), False), "clz.b": (lambda a: clz(a, w), False),
+    "clz.s": (lambda a: clz(a if a >= 0 else ~a, w), True),
     "shl.b": (lambda a, b: a << (b & sh), False), "shr.b": (lambda a, b: a >> (b & sh), False), "ashr.b": (lambda a, b: a >> (b & sh), True),
     "getbit.b": (lambda a, b: a >> (b & sh) & 1, False), "cbits.b": (lambda a: bin(a).count("1"), False),
     "mad.u16": (lambda a, b, c: a * b + c, False), "mad.s16": (lambda a, b, c: a * b + c, True),
-    "madsh.u16": (lambda a, b, c: ((a & 0xffff) * (b >> 16) << 16) + c, False), "madsh.m16": (lambda a, b, c: ((a & 0xffff) * (b >> 16) << 16) + c, False),
+    "madsh.u16": (lambda a, b, c: ((a & 0xffff) * (b >> 16) << 16) + c, False),
+    "madsh.m16": (lambda a, b, c: ((a & 0xffff) * (b >> 16) << 16) + c, False),
     "mad.u24": (lambda a, b, c: (a & 0xffffff) * (b & 0xffffff) + c, False), "mad.s24": (lambda a, b, c: s24(a) * s24(b) + c, True),
     "sel.b16": (lambda a, b, c: a if b else c, False), "sel.b32": (lambda a, b, c: a if b else c, False),
     "sad.s16": (lambda a, b, c: abs(a - b) + c, True), "sad.s32": (lambda a, b, c: abs(a - b) + c, True),
     "shrm": (lambda a, b, c: b >> (a & sh) & c, False), "shlm": (lambda a, b, c: b << (a & sh) & c, False),
-    "shrg": (lambda a, b, c: b >> (a & sh) | c, False), "shlg": (lambda a, b, c: b << (a & sh) | c, False), "andg": (lambda a, b, c: b & a | c, False)}
+    "shrg": (lambda a, b, c: b >> (a & sh) | c, False), "shlg": (lambda a, b, c: b << (a & sh) | c, False),
+    "andg": (lambda a, b, c: b & a | c, False)}
   if name in ints: return pyint(*((ints[name][0], w, ints[name][1]))), "u", w
   if name in ("mul.u24", "mul.s24", "mull.u"):
     fn = {"mul.u24": lambda a, b: (a & 0xffffff) * (b & 0xffffff), "mul.s24": lambda a, b: (a if w == 16 else s24(a)) * (b if w == 16 else s24(b)),
           "mull.u": lambda a, b: (a & 0xffff) * (b & 0xffff)}[name]
     return pyint(fn, w, name == "mul.s24", 32), "u", 32
   if name in ("mad.f16", "mad.f32"): return mad(w), "f", w
-  floats = {"add.f": np.add, "mul.f": np.multiply, "min.f": minmax(np.minimum), "max.f": minmax(np.maximum), "sign.f": lambda a: np.nan_to_num(np.sign(a)),
+  floats = {"add.f": np.add, "mul.f": np.multiply, "min.f": minmax(np.minimum), "max.f": minmax(np.maximum),
+            "sign.f": lambda a: np.nan_to_num(np.sign(a)),
             "floor.f": np.floor, "ceil.f": np.ceil, "rndne.f": np.rint, "trunc.f": np.trunc,
             "rndaz.f": lambda a: np.where(np.isfinite(a) & (np.abs(a) < 2.0 ** 52), np.copysign(np.floor(np.abs(a) + 0.5), a), a)}
   if name == "absneg.f": return lambda a: a, "f", w
   return fop(floats[name], w), "f", w
 
-SFU = {"rcp": (np.reciprocal, 2.5), "rsq": (lambda x: 1 / np.sqrt(x), 2), "sqrt": (np.sqrt, 3), "exp2": (np.exp2, None), "log2": (np.log2, 3), "sin": (np.sin, None),
+SFU = {"rcp": (np.reciprocal, 2.5), "rsq": (lambda x: 1 / np.sqrt(x), 2), "sqrt": (np.sqrt, 3), "exp2": (np.exp2, None), "log2": (np.log2, 3),
+       "sin": (np.sin, None),
        "cos": (np.cos, None), "hrsq": (lambda x: 1 / np.sqrt(x), 2), "hlog2": (np.log2, 3), "hexp2": (np.exp2, None)}
 
 def operands(name: str, w: int, n: int, fl: bool) -> list[np.ndarray]:
@@ -111,7 +120,9 @@ def same(got: np.ndarray, want: np.ndarray, inputs: list[np.ndarray], what: str)
   eq = got == want
   if want.dtype.kind == "f": eq |= np.isnan(got) & np.isnan(want)
   bad = np.flatnonzero(~eq)
-  assert bad.size == 0, f"{what}: {bad.size} lanes differ, first: inputs {[i[bad[0]] for i in inputs]} gave {got[bad[0]]!r}, expected {want[bad[0]]!r}"
+  if bad.size == 0: return
+  k = bad[0]
+  raise AssertionError(f"{what}: {bad.size} lanes differ, first: inputs {[i[k] for i in inputs]} gave {got[k]!r}, expected {want[k]!r}")
 
 ALU = [(r.name, w) for r in ROWS if r.form in ("cat2", "cat3", "cat3b") for w in ((r.width,) if r.width else (16, 32))]
 
@@ -124,7 +135,8 @@ def test_alu_row_computes_what_numpy_does(name, w):
   ins = operands(name, w, n, fl)
   h, ho = "h" if w == 16 else "", "h" if out == 16 else ""
   regs = [f"{h}r{k + 1}.x" for k in range(n)]
-  got = run(f"{name} {ho}r8.x, {', '.join(regs)}", {r: a.view(U[w]) for r, a in zip(regs, ins)}, {f"{ho}r8.x": (F if kind == "f" else U)[out]})[f"{ho}r8.x"]
+  got = run(f"{name} {ho}r8.x, {', '.join(regs)}", {r: a.view(U[w]) for r, a in zip(regs, ins)},
+            {f"{ho}r8.x": (F if kind == "f" else U)[out]})[f"{ho}r8.x"]
   same(got, fn(*(a if fl else a.view(U[w]) for a in ins)), ins, f"{name} at {w} bits")
 
 @pytest.mark.parametrize("name,w", [(r.name, w) for r in ROWS if r.form == "cat4" for w in ((r.width,) if r.width else (16, 32))], ids=str)
@@ -143,7 +155,8 @@ def test_special_function_is_within_its_bound(name, w):
     same(np.where(special, got, 0).astype(F[w]), np.where(special, want, 0).astype(F[w]), [x], f"{name} special values")
     err = np.abs(got.astype(np.float64) - exact)
     unit = np.spacing(np.abs(want)).astype(np.float64)
-    bound = 2.0 ** -11 + unit if ulp is None and name in ("sin", "cos") else (3 + 2 * np.abs(np.nan_to_num(x.astype(np.float64), posinf=0, neginf=0))) * unit if ulp is None \
+    bound = 2.0 ** -11 + unit if ulp is None and name in ("sin", "cos") else (3 + 2
+        * np.abs(np.nan_to_num(x.astype(np.float64), posinf=0, neginf=0))) * unit if ulp is None \
       else np.maximum(ulp * unit, 2.0 ** -21 if "log" in name else 0)
     assert np.all(special | (err <= bound)), f"{name}: worst {np.max(np.where(special, 0, err / unit))} ulp"
 
@@ -160,17 +173,20 @@ def test_conversion(src, dst):
   with np.errstate(**np_err):
     if src[0] == "f" and dst[0] != "f":
       info = np.iinfo(np_type(dst))
-      want = np.array([0 if np.isnan(f) else info.max if f >= info.max else info.min if f <= info.min else int(f) for f in v.astype(np.float64)], np_type(dst))
+      want = np.array([0 if np.isnan(f) else info.max if f >= info.max else info.min if f <= info.min else int(f) for f in v.astype(np.float64)],
+                      np_type(dst))
     elif src[0] == "f" or dst[0] == "f": want = flush((flush(v) if src[0] == "f" else v).astype(np_type(dst)))
     else: want = v.astype(np_type(dst))
   same(got, want, [v], f"cov.{src}{dst}")
 
 def test_bytes_convert_with_the_a6xx_sign_oddity():
   x = np.arange(256, dtype=np.uint16).repeat(1)
-  out = run("cov.u8s16 hr2.x, hr1.x\ncov.u8s32 r2.x, hr1.x\ncov.u8u16 hr3.x, hr1.x\ncov.s16u8 hr4.x, hr1.x\ncov.u8u16 hr3.y, hr4.x", {"hr1.x": x | 0x4200},
+  out = run("cov.u8s16 hr2.x, hr1.x\ncov.u8s32 r2.x, hr1.x\ncov.u8u16 hr3.x, hr1.x\ncov.s16u8 hr4.x, hr1.x\ncov.u8u16 hr3.y, hr4.x",
+            {"hr1.x": x | 0x4200},
             {"hr2.x": np.int16, "r2.x": np.int32, "hr3.x": np.uint16, "hr4.x": np.uint16})
   signed = x.astype(np.uint8).view(np.int8)
-  assert (out["hr2.x"] == signed).all() and (out["r2.x"] == signed).all() and (out["hr3.x"].view(np.int16) == signed).all() and (out["hr4.x"] & 0xff == x).all()
+  assert (out["hr2.x"] == signed).all() and (out["r2.x"] == signed).all() and (out["hr3.x"].view(np.int16) == signed).all() and (out["hr4.x"] & 0xff
+                                                                                                                                 == x).all()
 
 MODS = {"": lambda v: v, "(neg)": lambda v: -v, "(abs)": np.abs, "(absneg)": lambda v: -np.abs(v)}
 
@@ -192,7 +208,8 @@ def test_float_and_integer_source_modifiers(mod, w):
 def test_float_saturation_clamps_and_makes_nan_zero(name):
   a, b = pad(*operands(name, 32, 2, True))
   three = name.startswith("mad")
-  got = run(f"(sat){name} r8.x, r1.x, r2.x" + (", r1.x" if three else ""), {"r1.x": a.view(np.uint32), "r2.x": b.view(np.uint32)}, {"r8.x": np.float32})["r8.x"]
+  got = run(f"(sat){name} r8.x, r1.x, r2.x" + (", r1.x" if three else ""), {"r1.x": a.view(np.uint32), "r2.x": b.view(np.uint32)},
+            {"r8.x": np.float32})["r8.x"]
   want = expect(name, 32)[0](a, b, *((a,) if three else ()))
   same(got, np.where(np.isnan(want), np.float32(0), np.clip(want, 0, 1)).astype(np.float32), [a, b], f"(sat){name}")
 
@@ -208,11 +225,14 @@ def test_integer_saturation(w):
     same(got.view(view), want, [a, b], f"(sat){name}")
 
 def test_saturation_without_a_known_meaning_is_refused():
-  with pytest.raises(UnknownInstruction, match="and.b"): run("(sat)and.b r8.x, r1.x, r2.x", {"r1.x": INTS[32][:64].repeat(3)[:64], "r2.x": INTS[32].repeat(3)[:64]},
+  with pytest.raises(UnknownInstruction, match="and.b"): run("(sat)and.b r8.x, r1.x, r2.x",
+                                                             {"r1.x": INTS[32][:64].repeat(3)[:64], "r2.x": INTS[32].repeat(3)[:64]},
                                                              {"r8.x": np.uint32})
 
-WIDTH_MIXES = ("and.b r8.x, hr1.x, hr2.x", "mul.f r8.x, hr1.x, hr2.x", "add.f r8.x, hr1.x, hr2.x", "cmps.f.lt r8.x, hr1.x, hr2.x", "add.u r8.x, hr1.x, hr2.x",
-               "min.s r8.x, hr1.x, hr2.x", "mul.f hr8.x, r1.x, r2.x", "add.u hr8.x, r1.x, r2.x", "ashr.b hr8.x, r1.x, r2.x", "add.f hr8.x, r1.x, r2.x",
+WIDTH_MIXES = ("and.b r8.x, hr1.x, hr2.x", "mul.f r8.x, hr1.x, hr2.x", "add.f r8.x, hr1.x, hr2.x", "cmps.f.lt r8.x, hr1.x, hr2.x", "add.u r8.x, "
+               "hr1.x, hr2.x",
+               "min.s r8.x, hr1.x, hr2.x", "mul.f hr8.x, r1.x, r2.x", "add.u hr8.x, r1.x, r2.x", "ashr.b hr8.x, r1.x, r2.x",
+               "add.f hr8.x, r1.x, r2.x",
                "cmps.u.lt hr8.x, r1.x, r2.x", "shr.b hr8.x, r1.x, r2.x")
 
 @pytest.mark.parametrize("text", WIDTH_MIXES)
@@ -232,8 +252,10 @@ def test_result_in_the_other_width(text):
 def test_immediates_constants_and_float_table():
   x, = pad(INTS[32])
   f = np.linspace(-3, 3, len(x), dtype=np.float32)
-  out = run("add.u r8.x, r1.x, 1023\nadd.u r8.y, r1.x, -1024\nsub.u r8.z, r1.x, c20.y\nmul.f r8.w, r2.x, (pi)\nmul.f r9.x, r2.x, (1/log2(10))\nand.b r9.y, r1.x, c20.z\n"
-            "mov.u32u32 r9.z, 0x89abcdef", {"r1.x": x, "r2.x": f.view(np.uint32)}, {r: np.uint32 for r in ("r8.x", "r8.y", "r8.z", "r8.w", "r9.x", "r9.y", "r9.z")},
+  out = run("add.u r8.x, r1.x, 1023\nadd.u r8.y, r1.x, -1024\nsub.u r8.z, r1.x, c20.y\nmul.f r8.w, r2.x, (pi)\nmul.f r9.x, r2.x, (1/log2(10))\n"
+            "and.b r9.y, r1.x, c20.z\n"
+            "mov.u32u32 r9.z, 0x89abcdef", {"r1.x": x, "r2.x": f.view(np.uint32)},
+            {r: np.uint32 for r in ("r8.x", "r8.y", "r8.z", "r8.w", "r9.x", "r9.y", "r9.z")},
             consts={81: 77, 82: 0xf0f0f0f0})
   same(out["r8.x"], x + np.uint32(1023), [x], "+1023")
   same(out["r8.y"], x - np.uint32(1024), [x], "-1024")
@@ -248,7 +270,8 @@ def test_half_constants_are_demoted_by_operand_class():
   x, = pad(FLOATS[16])
   i, = pad(INTS[16], x[:1])[:1]
   n = len(x)
-  out = run("add.f hr8.x, hr1.x, hc20.x\nadd.u hr8.y, hr2.x, hc20.y", {"hr1.x": x.view(np.uint16), "hr2.x": np.resize(i, n)}, {"hr8.x": np.float16, "hr8.y": np.uint16},
+  out = run("add.f hr8.x, hr1.x, hc20.x\nadd.u hr8.y, hr2.x, hc20.y", {"hr1.x": x.view(np.uint16), "hr2.x": np.resize(i, n)},
+            {"hr8.x": np.float16, "hr8.y": np.uint16},
             consts={80: int(np.float32(1.5).view(np.uint32)), 81: 0xabcd1234})
   with np.errstate(**np_err): same(out["hr8.x"], flush(flush(x) + np.float16(1.5)), [x], "demoted float")
   same(out["hr8.y"], np.resize(i, n) + np.uint16(0x1234), [i], "demoted int")
@@ -256,7 +279,8 @@ def test_half_constants_are_demoted_by_operand_class():
 def test_repeat_advances_destination_and_marked_sources():
   a, b = pad(INTS[32], INTS[32][::-1].copy())
   ins = {f"r1.{c}": a + np.uint32(k) for k, c in enumerate("xyzw")} | {f"r2.{c}": b ^ np.uint32(k) for k, c in enumerate("xyzw")}
-  out = run("(rpt3)add.u r8.x, (r)r1.x, r2.y\n(rpt3)mov.u32u32 r9.x, (r)r1.x\n(rpt3)shrg r10.x, 3, (r)r1.x, (r)r2.x\n(rpt2)sub.u r11.x, c20.x, (r)r1.y", ins,
+  out = run("(rpt3)add.u r8.x, (r)r1.x, r2.y\n(rpt3)mov.u32u32 r9.x, (r)r1.x\n(rpt3)shrg r10.x, 3, (r)r1.x, (r)r2.x\n"
+            "(rpt2)sub.u r11.x, c20.x, (r)r1.y", ins,
             {f"r{r}.{c}": np.uint32 for r in (8, 9, 10) for c in "xyzw"} | {f"r11.{c}": np.uint32 for c in "xyz"}, consts={80: 1000})
   for k, c in enumerate("xyzw"):
     same(out[f"r8.{c}"], ins[f"r1.{c}"] + ins["r2.y"], [a], "add")
@@ -273,7 +297,8 @@ def test_moves_of_every_type_copy_bits(t):
   h, x = "h" if w == 16 else "", pad(np.concatenate([INTS[w], FLOATS[w].view(U[w])]))[0]
   ins = {f"{h}r1.{c}": np.roll(x, k) for k, c in enumerate("xyzw")}
   out = run(f"mov.{t}{t} {h}r2.x, {h}r1.x\nswz.{t}{t} {h}r3.x, {h}r3.y, {h}r1.y, {h}r1.x\ngat.{t}{t} {h}r4.x, {h}r1.w, {h}r1.z, {h}r1.y, {h}r1.x\n"
-            f"sct.{t}{t} {h}r5.x, {h}r6.y, {h}r7.z, {h}r8.w, {h}r1.x", ins, {f"{h}r{r}": U[w] for r in ("2.x", "3.x", "3.y", "4.x", "4.w", "5.x", "8.w")})
+            f"sct.{t}{t} {h}r5.x, {h}r6.y, {h}r7.z, {h}r8.w, {h}r1.x", ins,
+            {f"{h}r{r}": U[w] for r in ("2.x", "3.x", "3.y", "4.x", "4.w", "5.x", "8.w")})
   for r, c in (("2.x", "x"), ("3.x", "y"), ("3.y", "x"), ("4.x", "w"), ("4.w", "x"), ("5.x", "x"), ("8.w", "w")):
     same(out[f"{h}r{r}"], ins[f"{h}r1.{c}"], [x], f"{t} r{r}")
 
@@ -284,14 +309,18 @@ def test_memory_of_every_type(t):
   h, dt = "" if size == 4 else "h", np.uint32 if size == 4 else np.uint16
   ins = {f"{h}r1.{c}": (rng.integers(0, 1 << 8 * size, 64)).astype(dt) for c in "xyzw"}
   for n in (1, 2, 3, 4):
-    out = run(f"mull.u r9.x, r0.x, {n * size}\nmov.u32u32 r9.y, 0\nstl.{t} l[r9.x], {h}r1.x, {n}\nldl.{t} {h}r2.x, l[r9.x], {n}\nstp.{t} p[r9.y+16], {h}r2.x, {n}\n"
-              f"ldp.{t} {h}r3.x, p[r9.y+16], {n}\nmull.u r10.x, r0.x, {n * size}\nadd.u r10.x, r10.x, c20.x\nmov.u32u32 r10.y, 0\nstg.{t} g[r10.x], {h}r3.x, {n}\n"
-              f"ldg.{t} {h}r4.x, g[r10.x], {n}", ins, {f"{h}r4.{c}": dt for c in "xyzw"[:n]}, consts={80: 0x700000}, local_bytes=4096, pvt_bytes=512, scratch=0x700000)
+    out = run(f"mull.u r9.x, r0.x, {n * size}\nmov.u32u32 r9.y, 0\nstl.{t} l[r9.x], {h}r1.x, {n}\nldl.{t} {h}r2.x, l[r9.x], {n}\n"
+              f"stp.{t} p[r9.y+16], {h}r2.x, {n}\n"
+              f"ldp.{t} {h}r3.x, p[r9.y+16], {n}\nmull.u r10.x, r0.x, {n * size}\nadd.u r10.x, r10.x, c20.x\nmov.u32u32 r10.y, 0\n"
+              f"stg.{t} g[r10.x], {h}r3.x, {n}\n"
+              f"ldg.{t} {h}r4.x, g[r10.x], {n}", ins, {f"{h}r4.{c}": dt for c in "xyzw"[:n]}, consts={80: 0x700000}, local_bytes=4096, pvt_bytes=512,
+              scratch=0x700000)
     for c in "xyzw"[:n]: same(out[f"{h}r4.{c}"], ins[f"{h}r1.{c}"], [], f"{t} x{n} .{c}")
 
 def test_movmsk_gives_the_active_fibers():
   x = np.arange(64, dtype=np.uint32)
-  out = run("cmps.u.lt p0.x, r1.x, 40\nmov.u32u32 r2.x, 0\nmov.u32u32 r2.y, 0\nbr !p0.x, #2\nmovmsk.w64 r2.x\n(jp)nop\n(sy)fence.g.l.r.w\nicinv", {"r1.x": x},
+  out = run("cmps.u.lt p0.x, r1.x, 40\nmov.u32u32 r2.x, 0\nmov.u32u32 r2.y, 0\nbr !p0.x, #2\nmovmsk.w64 r2.x\n(jp)nop\n(sy)fence.g.l.r.w\nicinv",
+            {"r1.x": x},
             {"r2.x": np.uint32, "r2.y": np.uint32})
   assert (out["r2.x"] == np.where(x < 40, 0xffffffff, 0)).all() and (out["r2.y"] == np.where(x < 40, 0xff, 0)).all()
 
@@ -308,7 +337,8 @@ def test_explicit_rounding(src, dst, rnd):
   """Bits 56:55 of cov. Mesa's assembler has no syntax for them, so they are set by hand; 0 means truncation for an engine set up that way."""
   from test.mockgpu.qcom.ir3.native import Engine
   ws, wd = int(src[1:]), int(dst[1:])
-  vals = np.concatenate([FLOATS[ws], rng.standard_normal(64).astype(F[ws]) * F[ws](30)]) if src[0] == "f" else np.concatenate([INTS[32], rng.integers(0, 1 << 32, 64, dtype=np.uint32)])
+  vals = np.concatenate([FLOATS[ws], rng.standard_normal(64).astype(F[ws]) * F[ws](30)]) if src[0] == "f" else np.concatenate([INTS[32],
+      rng.integers(0, 1 << 32, 64, dtype=np.uint32)])
   x, = pad(vals)
   hs, hd = "h" if ws == 16 else "", "h" if wd == 16 else ""
   def patch(code):
@@ -317,11 +347,13 @@ def test_explicit_rounding(src, dst, rnd):
     assert len(hit) == 1
     words[hit[0]] |= np.uint64(rnd << 55)
     return words.tobytes()
-  got = run(f"cov.{src}{dst} {hd}r8.x, {hs}r1.x", {f"{hs}r1.x": x.view(U[ws])}, {f"{hd}r8.x": np_type(dst)}, patch=patch, eng=Engine(cov_round=0))[f"{hd}r8.x"]
+  got = run(f"cov.{src}{dst} {hd}r8.x, {hs}r1.x", {f"{hs}r1.x": x.view(U[ws])}, {f"{hd}r8.x": np_type(dst)}, patch=patch,
+            eng=Engine(cov_round=0))[f"{hd}r8.x"]
   v = x.view(np_type(src)).astype(np.float64)
   with np.errstate(**np_err):
     if dst[0] != "f":
-      info, r = np.iinfo(np_type(dst)), {"even": np.rint, "up": np.ceil, "down": np.floor, "zero": np.trunc}[ROUNDINGS[rnd]](flush(x.view(F[ws])).astype(np.float64))
+      info, r = np.iinfo(np_type(dst)), {"even": np.rint, "up": np.ceil, "down": np.floor,
+                                         "zero": np.trunc}[ROUNDINGS[rnd]](flush(x.view(F[ws])).astype(np.float64))
       want = np.array([0 if np.isnan(f) else int(min(max(f, info.min), info.max)) for f in r], np_type(dst))
     else:
       near = v.astype(F[wd])
@@ -342,8 +374,10 @@ def test_swz_gat_sct_read_all_sources_first():
 def test_relative_registers_and_constants():
   k = (np.arange(64) % 8).astype(np.uint16)
   vals = {f"r{4 + n // 4}.{'xyzw'[n % 4]}": np.arange(64, dtype=np.uint32) * 100 + n for n in range(8)}
-  out = run("mova a0.x, hr1.x\nmov.u32u32 r8.x, r<a0.x + 16>\nmov.u32u32 r8.y, c<a0.x + 80>\nmov.u32u32 r<a0.x + 40>, r8.x\nmov.u32u32 r9.x, r10.x\nmov.u32u32 r9.y, r11.w",
-            {"hr1.x": k, "r10.x": np.zeros(64, np.uint32), "r11.w": np.zeros(64, np.uint32)} | vals, {r: np.uint32 for r in ("r8.x", "r8.y", "r9.x", "r9.y")},
+  out = run("mova a0.x, hr1.x\nmov.u32u32 r8.x, r<a0.x + 16>\nmov.u32u32 r8.y, c<a0.x + 80>\nmov.u32u32 r<a0.x + 40>, r8.x\nmov.u32u32 r9.x, r10.x\n"
+            "mov.u32u32 r9.y, r11.w",
+            {"hr1.x": k, "r10.x": np.zeros(64, np.uint32), "r11.w": np.zeros(64, np.uint32)} | vals,
+            {r: np.uint32 for r in ("r8.x", "r8.y", "r9.x", "r9.y")},
             consts={80 + n: 1000 + n for n in range(8)})
   lane = np.arange(64)
   assert (out["r8.x"] == lane * 100 + k).all() and (out["r8.y"] == 1000 + k).all()
@@ -357,7 +391,8 @@ def test_merged_halves_overlay_full_registers():
 
 def test_predicates_are_true_for_any_nonzero_result():
   x, = pad(INTS[32])
-  out = run("and.b p0.y, r1.x, 3\ncmps.u.lt p0.x, r1.x, 100\nmov.u32u32 r8.x, 0\nmov.u32u32 r8.y, 0\nbr p0.y, #2\nmov.u32u32 r8.x, 1\n(jp)braa p0.x, !p0.y, #2\nmov.u32u32 r8.y, 1\n(jp)nop",
+  out = run("and.b p0.y, r1.x, 3\ncmps.u.lt p0.x, r1.x, 100\nmov.u32u32 r8.x, 0\nmov.u32u32 r8.y, 0\nbr p0.y, #2\nmov.u32u32 r8.x, 1\n"
+            "(jp)braa p0.x, !p0.y, #2\nmov.u32u32 r8.y, 1\n(jp)nop",
             {"r1.x": x}, {"r8.x": np.uint32, "r8.y": np.uint32})
   assert (out["r8.x"] == (x & 3 == 0)).all() and (out["r8.y"] == ~((x < 100) & (x & 3 == 0))).all()
 

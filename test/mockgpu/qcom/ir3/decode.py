@@ -82,7 +82,8 @@ class Instr:
       if self.src[0].kind == "imm" and self.types[0] in ("f32", "f16"):
         f = struct.unpack("<e", struct.pack("<H", n & 0xffff)) if self.types[0] == "f16" else struct.unpack("<f", struct.pack("<I", n))
         src = f"{'h' if self.types[0] == 'f16' else ''}({f[0]:f})"
-      elif self.src[0].kind == "imm": src = hex(n) if n > 0x1000 and self.types[0] == "u32" else str(n - (n >> 31 << 32) if self.types[0] == "s32" else (n & 0xffff) - (n >> 15 & 1) * 65536 if self.types[0] == "s16" else n)
+      elif self.src[0].kind == "imm": src = hex(n) if n > 0x1000 and self.types[0] == "u32" else str(n - (n >> 31 << 32) if self.types[0] == "s32"
+          else (n & 0xffff) - (n >> 15 & 1) * 65536 if self.types[0] == "s16" else n)
       ops = f"{('', '(even)', '(pos_infinity)', '(neg_infinity)')[self.round]}{self.dst}, {src}"
       if self.dst is not None and self.dst.is_a0: name = "mova"
     elif form == "gat": ops = ", ".join(map(str, (self.dst, *self.src)))
@@ -94,7 +95,8 @@ class Instr:
       ops = f"{name[2]}[{self.src[0]}{f'{self.offset:+d}' if self.offset else ''}], {self.src[1]}, {self.count}"
     elif form == "isam":
       name += "" if self.word >> 18 & 1 else ".1d"   # as Mesa prints it, whatever the texture is
-      ops = f"({self.types[0]})({''.join('xyzw'[i] for i in range(4) if self.count >> i & 1)}){self.dst}, {self.src[0]}, s#{self.sampler}, t#{self.slot}"
+      mask = "".join("xyzw"[i] for i in range(4) if self.count >> i & 1)
+      ops = f"({self.types[0]})({mask}){self.dst}, {self.src[0]}, s#{self.sampler}, t#{self.slot}"
     elif form == "stib": name, ops = f"stib.b.typed.2d.{self.types[0]}.{self.count}.imm", f"{self.src[0]}, {self.src[1]}, {self.slot}"
     elif form == "sync": name, ops = name + "".join(f".{c}" for c in self.scope), ""
     return f"{flags}{name}{' ' if ops else ''}{ops}"
@@ -112,7 +114,9 @@ def _zero(v: int, *ranges: int) -> None:
 def _multisrc(v: int, half: bool) -> Operand:
   """16-bit operand of cat2 and cat4."""
   kind, neg, ab = v >> 11 & 7, bool(v >> 14 & 1), bool(v >> 15 & 1)
-  if kind == 0: return _zero(v, 8, 9) or Operand("gpr", v & 0xff, half, neg, ab, last=bool(v >> 10 & 1))
+  if kind == 0:
+    _zero(v, 8, 9)
+    return Operand("gpr", v & 0xff, half, neg, ab, last=bool(v >> 10 & 1))
   if kind == 1: return Operand("rconst" if v >> 10 & 1 else "rgpr", _sext(v & 0x3ff, 10), half, neg, ab)
   if kind & 3 == 2: return Operand("const", v & 0x7ff, half, neg, ab)
   if kind == 4: return Operand("imm", _sext(v & 0x7ff, 11), half, neg, ab)
@@ -153,7 +157,8 @@ def _decode(w: int, pc: int) -> Instr:
     hi, opc = _bits(w, 49, 49), _bits(w, 55, 58)
     i.rpt = _bits(w, 40, 42)
     btype = _bits(w, 37, 39)
-    i.row = _row((0, hi, opc, btype) if (hi, opc) == (0, 1) else (0, hi, opc), f"cat0 opcode {hi << 4 | opc}" + (f" branch type {btype}" if opc == 1 else ""))
+    i.row = _row((0, hi, opc, btype) if (hi, opc) == (0, 1) else (0, hi, opc), f"cat0 opcode {hi << 4 | opc}"
+                 + (f" branch type {btype}" if opc == 1 else ""))
     _zero(w, 43, 43, *((40, 42) if i.name != "nop" else ()), *((0, 39) if i.row.form in ("none", "pred") else (32, 36)),
           *((45, 48, 50, 54) if i.row.form in ("none", "target") else (45, 48, 50, 51) if i.row.form == "pred" else (48, 51)))
     c1, c2 = (_bits(w, 53, 54), b(52)), (_bits(w, 46, 47), b(45))

@@ -165,8 +165,10 @@ static inline float sf_sincos(float x, u64 quarter) {
 static inline float sf_sin(float x) { return x == 0.0f ? x : sf_sincos(x, 0); }
 static inline float sf_cos(float x) { return sf_sincos(x, 1); }
 
-typedef float reg_f32; typedef u16 reg_f16; typedef u32 reg_u32; typedef s32 reg_s32; typedef u16 reg_u16; typedef u16 reg_s16; typedef u16 reg_u8; typedef u16 reg_s8;
-typedef float val_f32; typedef float val_f16; typedef u32 val_u32; typedef s32 val_s32; typedef u32 val_u16; typedef s32 val_s16; typedef u32 val_u8; typedef s32 val_s8;
+typedef float reg_f32; typedef u16 reg_f16; typedef u32 reg_u32; typedef s32 reg_s32;
+typedef u16 reg_u16; typedef u16 reg_s16; typedef u16 reg_u8; typedef u16 reg_s8;
+typedef float val_f32; typedef float val_f16; typedef u32 val_u32; typedef s32 val_s32;
+typedef u32 val_u16; typedef s32 val_s16; typedef u32 val_u8; typedef s32 val_s8;
 static inline float ld_f32(float x) { return x; }
 static inline float ld_f16(u16 x) { return h2f(x); }
 static inline u32 ld_u32(u32 x) { return x; }
@@ -438,7 +440,8 @@ H(BCAST32) {  // shared registers hold one value a wave: the first active fiber'
   GO(u + 1);
 }
 H(MOVMSK) {  // aux registers of 32 mask bits each
-  for (u32 k = 0; k < u->aux; k++) { u32 *d = V32(u->d + (s32)(k * WAVE * 4)); for (u64 e = w->exec; e; e &= e - 1) d[__builtin_ctzll(e)] = (u32)(w->exec >> (32 * k)); }
+  for (u32 k = 0; k < u->aux; k++)
+    for (u64 e = w->exec; e; e &= e - 1) V32(u->d)[k * WAVE + (u32)__builtin_ctzll(e)] = (u32)(w->exec >> (32 * k));
   GO(u + 1);
 }
 
@@ -848,6 +851,7 @@ __attribute__((visibility("default"))) int ir3_run(struct run *r) {
 
 // Sizes of the structures native.py mirrors, to catch a mismatch when the library is loaded.
 __attribute__((visibility("default"))) u32 ir3_sizeof(u32 which) {
-  const u32 sizes[] = {sizeof(struct run), sizeof(struct uop), sizeof(struct uni), sizeof(struct image), sizeof(struct fault), sizeof(struct seg), sizeof(W)};
+  const u32 sizes[] = {sizeof(struct run), sizeof(struct uop), sizeof(struct uni), sizeof(struct image),
+                       sizeof(struct fault), sizeof(struct seg), sizeof(W)};
   return which < sizeof(sizes) / 4 ? sizes[which] : 0;
 }

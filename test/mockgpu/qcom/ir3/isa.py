@@ -2,13 +2,14 @@
 
 A row says how the instruction is recognised (`key`), how its operands are laid out (`form`), and, for everything that works lane by lane, what it
 computes: `sem` gives a result type, source types and a C expression in a, b, c. The native engine's handlers are generated from these
-expressions, so this file is the only place where arithmetic is defined. Operations that touch memory, masks or control flow name an engine routine instead.
+expressions, so this file is the only place where arithmetic is defined. Operations that touch memory, masks or control flow are engine routines.
 
 Encodings and semantics: Mesa's src/freedreno/isa/ir3*.xml and ir3 compiler; where those are silent the choice is marked "assumed".
 An encoding without a row is an error, never a guess.
 """
 from __future__ import annotations
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass
 
 TYPES = ("f16", "f32", "u16", "u32", "s16", "s32", "u8", "u8_32")   # u8_32, a byte in a full register, has no rows: not made for A6xx compute
 CONDS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -40,7 +41,7 @@ class Lane:
   src: tuple[str, ...]
   expr: str
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Row:
   name: str                 # mnemonic without flags
   key: tuple                # what the decoder looks up
@@ -51,6 +52,7 @@ class Row:
   sat: str = ""             # expression under (sat), "clamp" = result clamped to [0, 1], "" = (sat) is not known for this row
   note: str = ""
 
+  @functools.cache
   def lane(self, width: int, sat: bool = False) -> Lane:
     """The lane function at operand width 16 or 32."""
     if self.name == "absneg.f": return Lane(f"mov.u{width}", f"f{width}", (f"f{width}",), "a")  # bits, not values: no flush

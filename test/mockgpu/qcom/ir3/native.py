@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from test.mockgpu.qcom.ir3.decode import Instr, decode_one
 from test.mockgpu.qcom.ir3.isa import REG_NONE, ROUND_EVEN, ROWS, SHARED_FIRST, SHARED_LAST, UnknownInstruction
-from test.mockgpu.qcom.ir3.translate import LANES, OP, ROUTINES, UOP, UNI, VECTORS, Code, Translator, reachable
+from test.mockgpu.qcom.ir3.translate import LANES, OP, ROUTINES, UOP, UNI, VECTORS, Code, Translator, reachable, relative_files, steps_of
 
 FAULTS = ("unmapped", "not_resident", "readonly", "out_of_bounds", "misaligned", "undefined_register", "undefined_const", "undefined_local",
           "fetch_past_end", "local_out_of_bounds", "private_out_of_bounds", "hang", "barrier_divergence", "stale", "unsettled", "call_stack")
@@ -23,7 +23,8 @@ class ShaderFault(Exception):
   """A shader did what hardware does not allow. pc: instruction index; address: global, or a local/private byte offset, or a register or const id."""
   def __init__(self, kind: str, pc: int = 0, lane: int = 0, workgroup: tuple[int, int, int] = (0, 0, 0), address: int = 0, size: int = 0,
                write: bool = False, text: str = ""):
-    self.kind, self.pc, self.lane, self.workgroup, self.address, self.size, self.write, self.text = kind, pc, lane, workgroup, address, size, write, text
+    self.kind, self.pc, self.lane, self.workgroup = kind, pc, lane, workgroup
+    self.address, self.size, self.write, self.text = address, size, write, text
     self.faults: list[ShaderFault] = [self]
     super().__init__(f"{kind}: {'write' if write else 'read'} of {size} bytes at {address:#x} by instruction {pc}"
                      f"{f' ({text})' if text else ''}, lane {lane}, workgroup {workgroup}")
@@ -32,7 +33,8 @@ class ShaderHang(ShaderFault): pass
 
 class Image(ctypes.Structure):
   """A texture or UAV the engine can address: linear, 2-D, four channels of binary32 or binary16."""
-  _fields_ = [("base", ctypes.c_uint64), ("width", ctypes.c_uint32), ("height", ctypes.c_uint32), ("pitch", ctypes.c_uint32), ("half", ctypes.c_uint32),
+  _fields_ = [("base", ctypes.c_uint64), ("width", ctypes.c_uint32), ("height", ctypes.c_uint32), ("pitch", ctypes.c_uint32),
+              ("half", ctypes.c_uint32),
               ("swiz", ctypes.c_uint32), ("valid", ctypes.c_uint32)]
 
 class _Fault(ctypes.Structure):
@@ -41,7 +43,8 @@ class _Fault(ctypes.Structure):
 class _Run(ctypes.Structure):
   _fields_ = [*((n, ctypes.c_void_p) for n in ("uops", "unis", "consts", "poison", "segs", "tex", "uav", "abort", "faults", "bb", "def_init")),
               *((n, ctypes.c_uint64) for n in ("seed", "bytes_read", "bytes_written")), ("budget", ctypes.c_int64),
-              *((n, ctypes.c_uint32) for n in ("nuni", "npoison32", "npoison16", "nsegs", "ntex", "nuav", "nbb", "wave_bytes", "def_base", "ndefs", "ndef_init")),
+              *((n, ctypes.c_uint32) for n in ("nuni", "npoison32", "npoison16", "nsegs", "ntex", "nuav", "nbb", "wave_bytes", "def_base", "ndefs",
+                                               "ndef_init")),
               ("groups", ctypes.c_uint32 * 3), ("local", ctypes.c_uint32 * 3), ("ids", ctypes.c_int32 * 13),
               *((n, ctypes.c_uint32) for n in ("local_bytes", "pvt_bytes", "order", "threads", "max_faults", "nfaults", "strict_local", "hang"))]
 
@@ -53,7 +56,8 @@ def texture(desc: bytes, *, swizzle: bool) -> Image:
   if tile or int(d[0]) >> 30: raise ValueError(f"texture with TILE_MODE {tile}, SWAP {int(d[0]) >> 30} is not implemented (only linear, WZYX)")
   if typ not in (0, 1): raise ValueError(f"texture type {typ} is not implemented (only 1-D and 2-D)")
   base = (int(d[4]) & ~31) | (int(d[5]) & 0x1ffff) << 32
-  return Image(base, int(d[1]) & 0x7fff, int(d[1]) >> 15 & 0x7fff, int(d[2]) >> 7 & 0x3fffff, fmt == 98, int(d[0]) >> 4 & 0xfff if swizzle else 0o3210, 1)
+  return Image(base, int(d[1]) & 0x7fff, int(d[1]) >> 15 & 0x7fff, int(d[2]) >> 7 & 0x3fffff, fmt == 98, int(d[0]) >> 4 & 0xfff if swizzle
+               else 0o3210, 1)
 
 @dataclass
 class Dispatch:
@@ -96,12 +100,14 @@ class Program:
       except UnknownInstruction as e: failed[pc] = e
     live = reachable(decoded)
     for pc in sorted(failed):
-      if pc == 0 or any(pc - 1 == p and decoded[p].name not in ("end", "jump", "ret") or decoded[p].row.form in ("branch", "target") and decoded[p].target == pc
+      if pc == 0 or any(pc - 1 == p and decoded[p].name not in ("end", "jump", "ret") or decoded[p].row.form in ("branch", "target")
+                        and decoded[p].target == pc
                         for p in live): raise failed[pc]
     self.instrs = {pc: decoded[pc] for pc in sorted(live)}
     self._code: dict[tuple, Code] = {}
-    from test.mockgpu.qcom.ir3.translate import steps_of
-    regs = [r for i in self.instrs.values() for s in steps_of(i, merged_regs) for r in (*s.reads, *s.writes)]
+    self._steps = {pc: steps_of(i, merged_regs) for pc, i in self.instrs.items()}
+    self._relative = bool(relative_files(self.instrs, merged_regs))
+    regs = [r for ss in self._steps.values() for s in ss for r in (*s.reads, *s.writes)]
     self.uses_local = any(i.name[:3] in ("ldl", "stl") for i in self.instrs.values())
     self.uses_private = any(i.name[:3] in ("ldp", "stp") for i in self.instrs.values())
     self.max_full = max((n for f, n in regs if f == "r" and n < SHARED_FIRST), default=-1)
@@ -109,9 +115,10 @@ class Program:
 
   def translated(self, ids: tuple[int, ...], strict: bool, cov_round: int, full_regs: int) -> Code:
     """`ids`: registers of local id, workgroup id, size and offset (3 each) and linear local id."""
-    key = (ids, strict, cov_round, full_regs if any(o.kind == "rgpr" for i in self.instrs.values() for o in i.src) else 0)
+    key = (ids, strict, cov_round, full_regs if self._relative else 0)
     if key not in self._code:
-      self._code[key] = Translator(self.instrs, merged=self.merged_regs, ids=ids, strict=strict, cov_round=cov_round, full_regs=full_regs).result()
+      self._code[key] = Translator(self.instrs, self._steps, merged=self.merged_regs, ids=ids, strict=strict, cov_round=cov_round,
+                                   full_regs=full_regs).result()
     return self._code[key]
 
 # *** building the engine
@@ -170,7 +177,8 @@ class Engine:
       lib.ir3_run.argtypes, lib.ir3_run.restype = [ctypes.POINTER(_Run)], ctypes.c_int
       lib.ir3_sizeof.argtypes, lib.ir3_sizeof.restype = [ctypes.c_uint32], ctypes.c_uint32
       want = (ctypes.sizeof(_Run), UOP.itemsize, UNI.itemsize, ctypes.sizeof(Image), ctypes.sizeof(_Fault), 48)
-      if (got := tuple(lib.ir3_sizeof(n) for n in range(6))) != want: raise RuntimeError(f"engine.c and native.py disagree on structures: {got} != {want}")
+      if (got := tuple(lib.ir3_sizeof(n) for n in range(6))) != want: raise RuntimeError(f"engine.c and native.py disagree on structures: {got} != "
+                                                                                         f"{want}")
       if lib.ir3_sizeof(6) > VECTORS: raise RuntimeError("wave context is larger than translate.VECTORS")
       Engine._lib = lib
     self._programs: dict[tuple[bytes, bool], Program] = {}
@@ -184,7 +192,10 @@ class Engine:
     return self._programs[key]
 
   def run(self, prog: Program, d: Dispatch) -> None:
-    """Runs the grid to its end; releases the GIL. Raises ShaderHang, or ShaderFault after the job is done. UnknownInstruction comes before it starts."""
+    """Runs the grid to its end; releases the GIL. Raises ShaderHang, or ShaderFault after the job is done.
+
+    Before anything runs: UnknownInstruction, or ValueError for state the engine does not implement (texture layouts, F16_NO_INF, ...).
+    """
     assert Engine._lib is not None
     if d.f16_no_inf: raise ValueError("SP_FLOAT_CNTL.F16_NO_INF is not implemented")
     if d.merged_regs != prog.merged_regs: raise ValueError("program was decoded for the other MERGEDREGS setting")
@@ -216,7 +227,8 @@ class Engine:
              (int(d.order) * 0x9e3779b97f4a7c15 & (1 << 64) - 1) if not isinstance(d.order, str) else 0, 0, 0, d.budget,
              len(code.unis), len(code.poison32), len(code.poison16), len(segs), len(d.textures), len(d.uavs), code.blocks, code.wave_bytes,
              code.defs[0], code.defs[1], len(code.def_init),
-             d.groups, d.local, tuple(code.ids), d.local_bytes if prog.uses_local else 0, d.pvt_bytes if prog.uses_private else 0, order, self.threads if work > 4000 else 1,
+             d.groups, d.local, tuple(code.ids), d.local_bytes if prog.uses_local else 0, d.pvt_bytes if prog.uses_private else 0, order,
+             self.threads if work > 4000 else 1,
              MAX_FAULTS, 0, int(d.strict), 0)
     if Engine._lib.ir3_run(ctypes.byref(r)): raise MemoryError("the shader engine could not allocate its wave contexts")
     block, row, per = code.rows

@@ -6,11 +6,11 @@ It also proves which register reads follow a write on every path; only the other
 """
 from __future__ import annotations
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 import numpy as np
 from test.mockgpu.qcom.ir3.decode import Instr, Operand, reg_name
-from test.mockgpu.qcom.ir3.isa import (BY_NAME, FLOAT_TABLE, INDEX, REG_A0, REG_NONE, REG_P0, ROUND_EVEN, ROUND_ZERO, SHARED_FIRST, SHARED_LAST,
-                                       UnknownInstruction, cov_lane, is_half, lanes, type_size)
+from test.mockgpu.qcom.ir3.isa import (FLOAT_TABLE, INDEX, REG_A0, REG_NONE, REG_P0, SHARED_FIRST, SHARED_LAST, UnknownInstruction, cov_lane, is_half,
+                                       lanes, type_size)
 
 # Routines written in engine.c, in the order of its handler tables; lane functions follow.
 ROUTINES = ("BB", "JUMP", "BR", "GETONE", "CALL", "RET", "END", "FETCH", "PREDT", "PREDF", "PREDE", "BAR", "PSET32", "PSET16", "PGET32", "PGET16",
@@ -23,13 +23,12 @@ UOP = np.dtype([("op", "<u2"), ("aux", "<u2"), ("d", "<i4"), ("a", "<i4"), ("b",
 UNI = np.dtype([("off", "<i4"), ("kind", "<u4"), ("val", "<u4")])
 IMM32, IMM16, CONST32, CONST16, CONST16F = range(5)
 VECTORS = 8192              # bytes of the wave context before the first vector
-CONTROL = {"branch", "target", "pred"}
 
 Reg = tuple[str, int]       # ("r"|"h", register id)
 
 @dataclass(slots=True)
 class Step:
-  """One execution of an instruction (repeats are several): registers read and written; `copy`: an undefined source makes an undefined result, no error."""
+  """One execution of an instruction (repeats are several): registers read and written. `copy`: an undefined source makes the result undefined."""
   reads: list[Reg]
   writes: list[Reg]
   copy: bool = False
@@ -76,8 +75,13 @@ def steps_of(i: Instr, merged: bool) -> list[Step]:
   elif form == "stib": out.append(Step(regs(i.src[0].num, i.src[0].half, i.count) + regs(i.src[1].num, False, 2), []))
   return out
 
+def relative_files(instrs: dict[int, Instr], merged: bool) -> set[str]:
+  """Register files a program indexes with a0.x."""
+  return {"h" if o.half and not merged else "r" for i in instrs.values() for o in (*i.src, *((i.dst,) if i.dst else ())) if o.kind == "rgpr"}
+
 class Translator:
-  def __init__(self, instrs: dict[int, Instr], *, merged: bool, ids: tuple[int, ...], strict: bool, cov_round: int, full_regs: int = 0):
+  def __init__(self, instrs: dict[int, Instr], steps: dict[int, list[Step]], *, merged: bool, ids: tuple[int, ...], strict: bool, cov_round: int,
+               full_regs: int = 0):
     self.instrs, self.merged, self.strict, self.cov_round = instrs, merged, strict, cov_round
     self.out: list[tuple] = []
     self.unis: dict[tuple[int, int], int] = {}
@@ -90,8 +94,8 @@ class Translator:
     self.block = -1
     wanted: list[Reg | None] = [("r", reg + k) if reg != REG_NONE else None for reg, n in zip(ids, (3, 3, 3, 3, 1)) for k in range(n)]
     self.fill = {r for r in wanted if r}
-    self.steps = {pc: steps_of(i, merged) for pc, i in instrs.items()}
-    self.relative = {"h" if o.half and not merged else "r" for i in instrs.values() for o in (*i.src, *((i.dst,) if i.dst else ())) if o.kind == "rgpr"}
+    self.steps = steps
+    self.relative = relative_files(instrs, merged)
     self.limit = {"r": full_regs * 4, "h": full_regs * 4}
     self._allocate()
     self._flow()
@@ -147,7 +151,7 @@ class Translator:
     self.leaders = sorted(pc for pc in lead if pc in ins)
     self.pred_stop = pred_stop
     self.end_of: dict[int, int] = {}
-    for n, start in enumerate(self.leaders):
+    for start in self.leaders:
       pc = start
       while pc + 1 in ins and pc + 1 not in lead and ins[pc].name not in ("end", "jump"): pc += 1
       self.end_of[start] = pc
@@ -173,9 +177,7 @@ class Translator:
     regs = sorted(self.slots)
     bit = {r: 1 << n for n, r in enumerate(regs)}
     everything = (1 << len(regs)) - 1
-    shared = sum(bit[r] for r in regs if r[0] == "r" and SHARED_FIRST <= r[1] <= SHARED_LAST and r not in self.fill)
     start = sum(bit[r] for r in self.fill)
-    partial = {"r"} if self.merged else set()   # a half write defines half of a register: taken as all of it
     state = {b: everything for b in self.leaders}
     state[0] = start
     def run(b: int, s: int) -> int:
@@ -198,7 +200,7 @@ class Translator:
     copies: list[tuple[Reg, Reg]] = []
     tracked: set[Reg] = set()
     calls = any(i.name in ("call", "ret") for i in self.instrs.values())
-    dynamic = self.strict and not self.relative and not calls and not partial
+    dynamic = self.strict and not self.relative and not calls and not self.merged   # merged: a half write would count as all of a register
     for b in self.leaders:
       s = state[b]
       for pc in range(b, self.end_of[b] + 1):
@@ -212,7 +214,6 @@ class Translator:
             if unknown and dynamic: self.check[pc, k] = unknown
             tracked.update(unknown)
             for r in st.writes: s |= bit[r]
-    del shared
     if calls: self.poison.update(regs)
     grew = True
     while grew:
@@ -436,7 +437,8 @@ class Translator:
       self.emit("ISAM" if form == "isam" else "STIB", pc, d=off, a=self.slots["r", x], b=self.slots["r", y], c=i.slot, aux=n | data.half << 8)
     else:
       addr = i.src[0].num
-      self.emit(f"{i.name[:3].upper()}{type_size(i.types[0])}", pc, d=off, a=self.slots["r", addr], b=self.slots["r", addr + 1] if form in ("ldg", "stg") else 0,
+      self.emit(f"{i.name[:3].upper()}{type_size(i.types[0])}", pc, d=off, a=self.slots["r", addr], b=self.slots["r", addr + 1]
+                if form in ("ldg", "stg") else 0,
                 imm=i.offset, aux=n)
     if split and load:
       for k in range(n):
@@ -446,7 +448,8 @@ class Translator:
   def result(self) -> Code:
     rows = np.array(self.rows, np.int64).reshape(-1, 3)
     unis = np.array([(off, kind, val) for (kind, val), off in self.unis.items()], UNI)
-    return Code(self.code, unis, [self.slots[r] for r in sorted(self.poison) if r[0] == "r"], [self.slots[r] for r in sorted(self.poison) if r[0] == "h"],
+    return Code(self.code, unis, [self.slots[r] for r in sorted(self.poison) if r[0] == "r"],
+                [self.slots[r] for r in sorted(self.poison) if r[0] == "h"],
                 -(-self.top // 4096) * 4096, self.ids, (self.def_base, len(self.tracked)),
                 [self._mask(r) for r in self.fill if r in self.tracked], len(self.leaders), (rows[:, 0], rows[:, 1], rows[:, 2]),
                 [(c, pc, b) for c, (pc, b) in self.consts.items()], self.half_consts, len(self.check))
@@ -464,4 +467,3 @@ def reachable(instrs: dict[int, Instr]) -> set[int]:
       pc += 1
   return seen
 
-__all__ = ["Code", "Translator", "reachable", "ROUTINES", "LANES", "OP", "UOP", "UNI", "VECTORS", "ROUND_EVEN", "ROUND_ZERO", "BY_NAME", "field"]
