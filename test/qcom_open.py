@@ -13,7 +13,6 @@ def forget_qcom() -> None:
   """Drops what tinygrad keeps for a device of that name, as it expects one to live as long as the process."""
   for cache in (hcq2.hcq_compile_cache, hcq2.link_buf_cache, hcq2.link_linear_cache, ops_qcom.programs, realize.local_size_cache): cache.clear()
   for key in [k for k in realize.runtime_cache if k[1] == "QCOM"]: del realize.runtime_cache[key]
-  ops_qcom.code_placeholder.cache_clear()
   gc.collect()
 
 class _Opened:
@@ -34,12 +33,13 @@ class _Opened:
 
 _current: list[_Opened] = []
 _find = type(Device)._Device__get_canonicalized_item # type: ignore[attr-defined]
-def _lookup(self: Any, name: str) -> Any: return _current[-1].dev if name == "QCOM" and _current and _current[-1].dev is not None else _find(self, name)
+def _lookup(self: Any, name: str) -> Any:
+  return _current[-1].dev if name == "QCOM" and _current and _current[-1].dev is not None else _find(self, name)
 type(Device)._Device__get_canonicalized_item = _lookup # type: ignore[attr-defined]
 
 @contextlib.contextmanager
 def opened(target: str, ifaces: list[type] | None = None) -> Iterator[Any]:
-  """QCOM opened as DEV=`target` would, as Device["QCOM"] and the default device. `ifaces` replaces the interfaces that are tried. Errors of opening pass."""
+  """QCOM opened as DEV=`target` would, as Device["QCOM"] and the default device. `ifaces` replaces the interfaces that are tried."""
   old, ops_qcom.QCOMDevice.ifaces = ops_qcom.QCOMDevice.ifaces, ifaces or ops_qcom.QCOMDevice.ifaces
   slot = _Opened()
   try:
