@@ -1,8 +1,8 @@
 """`./dev demo`: compiles a text-direction classifier for an Adreno 630, replays it on alternating images, and holds every answer against onnxruntime.
 
-The device is a real Adreno 630 if one opens, else the virtual one, which executes the same machine code; the first line says which. DEV=... decides
-otherwise (DEV=MOCKKGSL+QCOM, DEV=MSM+QCOM:IR3). The model is the one that ships in the PyPI package rapidocr-onnxruntime: one image of 3x48x192, values
-(v/255 - 0.5) / 0.5, zeros right of the text, probabilities of "upright" and "upside down" out. Exit status 0 if every answer agrees, 1 if not.
+The device is a real Adreno 630 if one opens, else the virtual one, which executes the same machine code; the output says which. DEV=... decides
+otherwise (DEV=MOCKKGSL+QCOM:IR3, DEV=MSM+QCOM). The model ships in the PyPI package rapidocr-onnxruntime: one image of 3x48x192 with values
+(v/255 - 0.5) / 0.5 and zeros right of the text in, probabilities of "upright" and "upside down" out. Exit status 0 if every answer agrees, 1 if not.
 """
 from __future__ import annotations
 import contextlib, importlib.util, io, math, os, pathlib, resource, sys, time, traceback
@@ -12,14 +12,14 @@ import numpy as np
 import onnxruntime
 from PIL import Image, ImageDraw, ImageFont
 from tinygrad import Context, Device, GlobalCounters, Tensor, TinyJit
-from tinygrad.helpers import DEV, getenv, tqdm
+from tinygrad.helpers import DEBUG, DEV, tqdm
 from tinygrad.nn.onnx import OnnxRunner
 
 PACKAGE, MODEL = "rapidocr_onnxruntime", "ch_ppocr_mobile_v2.0_cls_infer.onnx"
 SHAPE, LABELS = (1, 3, 48, 192), ("upright", "upside down")
 TEXTS = ("Adreno 630", "Snapdragon 845", "fence 1024", "mainline Linux")
 ROUNDS = 2            # replays over all images; a text and its upside-down twin are two images
-TOLERANCE = 1e-4      # of a probability: float32 sums in another order
+TOLERANCE = 1e-3      # of log(probability), where the confident answers still differ: float32 sums in another order
 
 def open_device() -> tuple[Any, bool]:
   """(device, whether it is virtual). Raises RuntimeError with each interface's reason if DEV names one that does not open."""
@@ -77,20 +77,21 @@ class Meter:
     return getattr(self.dev.iface.submit_args[0], "nr_bos", None)
 
   def image_reads(self) -> int | None:
+    """By lanes, in all runs. None on hardware."""
     return None if self.gpu is None else sum(n for name, (_, n) in self.gpu.engine.counts().items() if name.startswith(("isam", "sam")))
 
 def check(answer: np.ndarray, reference: np.ndarray, what: str) -> float:
-  """The largest difference. Raises AssertionError in words."""
-  worst = float(np.abs(answer - reference).max())
-  if not worst <= TOLERANCE: raise AssertionError(f"{what}: {answer[0]} instead of onnxruntime's {reference[0]}, off by {worst:.1e}, allowed {TOLERANCE:g}")
+  """The largest difference of log(probability). Raises AssertionError in words."""
+  with np.errstate(all="ignore"): worst = float(np.abs(np.log(answer) - np.log(reference)).max())
+  if not worst <= TOLERANCE:
+    raise AssertionError(f"{what}: {answer[0]} instead of onnxruntime's {reference[0]}, log(probability) off by {worst:.1e}, allowed {TOLERANCE:g}")
   if answer.argmax() != reference.argmax(): raise AssertionError(f"{what}: {LABELS[answer.argmax()]}, onnxruntime says {LABELS[reference.argmax()]}")
   return worst
 
-def si(n: float | None, unit: str = "") -> str:
+def count(n: float | None, of: str = "") -> str:
   if n is None: return "n/a (hardware does not count them)"
-  for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-    if n >= scale: return f"{n / scale:.1f} {prefix}{unit}"
-  return f"{n:.0f} {unit}".rstrip()
+  scale, prefix = next((s for s in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if n >= s[0]), (1, ""))
+  return f"{n / scale:.{1 if prefix else 0}f}{prefix} {of}".rstrip()
 
 def main() -> str:
   began = time.perf_counter()
@@ -120,8 +121,9 @@ def main() -> str:
       bar.set_description(f"{phase} {images[which][0]}")
       captured = classify.captured
       meter.start()
-      # tinygrad's own progress bar shows the compilation, its prints are not for here
-      with Context(DEBUG=max(getenv("DEBUG"), int(n == 0 and sys.stderr.isatty()))), contextlib.redirect_stdout(io.StringIO() if not getenv("DEBUG") else sys.stdout):
+      # the compilation has tinygrad's progress bar; what else that level prints is not for here
+      quiet = contextlib.nullcontext() if DEBUG else contextlib.redirect_stdout(io.StringIO())
+      with Context(DEBUG=max(DEBUG.value, int(n == 0 and sys.stderr.isatty()))), quiet:
         answer = classify(inputs[which]).numpy()
       cost = meter.since()
       phases[phase] = phases.get(phase, 0) + (cost["seconds"] or 0)
@@ -134,29 +136,31 @@ def main() -> str:
 
   if (why := dev.iface.lost()) is not None: raise AssertionError(f"the kernel's fault counter moved: {why}")
   if meter.gpu is not None and meter.gpu.reports: raise AssertionError(f"the virtual GPU reports: {meter.gpu.reports[0]}")
-  for what in ("kernels", "submits", "lane_instructions"):
-    if len(found := {c[what] for c in costs}) > 1 or not found - {0}: raise AssertionError(f"{what} of a replay vary or are none: {sorted(map(str, found))}")
-
   one, n, rss = costs[0], len(costs), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-  rows = [("kernels per replay", f"{one['kernels']}"), ("submits per replay", f"{one['submits']}"),
-          ("buffers per submit", f"{b}" if (b := meter.buffers()) is not None else "KGSL takes no list: all that is mapped"),
-          ("instructions per replay", si(one["wave_instructions"], "of waves") + (f", {si(one['lane_instructions'], 'of lanes')}" if virtual else "")),
-          ("image reads", si(meter.image_reads())),
-          ("time per replay", f"{phases['replay'] / n * 1e3:.1f} ms" + (f", {si((one['lane_instructions'] or 0) * n / phases['replay'], 'lane-instructions/s')}" if virtual else "")),
-          ("eager, capture", f"{phases['eager']:.1f} s, {phases['capture']:.1f} s (compiling and encoding)"),
-          ("answers", f"{correct} of {n} as drawn, largest difference from onnxruntime {worst:.1e}"), ("peak memory", f"{rss:.0f} MiB")]
-  print(*(f"  {k:<24} {v}" for k, v in rows), sep="\n")
-  return f"{n} replays of {one['kernels']} kernels agree with onnxruntime within {TOLERANCE:g} on the {'VIRTUAL ' if virtual else ''}Adreno 630 ({iface}), " \
+  for what in ("kernels", "submits", "lane_instructions"):
+    if any(c[what] != one[what] or one[what] == 0 for c in costs): raise AssertionError(f"{what} of the replays: {[c[what] for c in costs]}")
+  instructions, rate = count(one["wave_instructions"], "by waves"), ""
+  if one["lane_instructions"] is not None:
+    instructions += f", {count(one['lane_instructions'], 'by their lanes')}"
+    rate = f", {count(one['lane_instructions'] * n / phases['replay'], 'lane-instructions/s')}"
+  rows = {"kernels per replay": one["kernels"], "submits per replay": one["submits"],
+          "buffers per submit": b if (b := meter.buffers()) is not None else "KGSL takes no list, all that is mapped takes part",
+          "instructions per replay": instructions, "time per replay": f"{phases['replay'] / n * 1e3:.1f} ms{rate}",
+          "eager, capture": f"{phases['eager']:.1f} s, {phases['capture']:.1f} s (compiling and encoding)",
+          "answers": f"{correct} of {n} as drawn, log(probability) at most {worst:.1e} from onnxruntime's", "peak memory": f"{rss:.0f} MiB"}
+  if (reads := meter.image_reads()): rows["image reads"] = count(reads, "by lanes")
+  print(*(f"  {k:<24} {v}" for k, v in rows.items()), sep="\n")
+  return f"{n} replays of {one['kernels']} kernels agree with onnxruntime on the {'VIRTUAL ' if virtual else ''}Adreno 630 ({iface}), " \
          f"{time.perf_counter() - began:.0f} s"
 
 if __name__ == "__main__":
   try: verdict = main()
   except KeyboardInterrupt: sys.exit("demo: FAILED interrupted")
   except Exception as e: # whatever it is, it is told in words
-    if getenv("DEBUG"): traceback.print_exc()
+    if DEBUG: traceback.print_exc()
     first, _, rest = (str(e) or type(e).__name__).partition("\n")
     if rest: print(rest, file=sys.stderr)
     if not isinstance(e, (RuntimeError, AssertionError)): first = f"{type(e).__name__}: {first}"
-    print(f"demo: FAILED {first}" + ("" if getenv("DEBUG") else " (DEBUG=1 shows where)"), flush=True)
+    print(f"demo: FAILED {first}" + ("" if DEBUG else " (DEBUG=1 shows where)"), flush=True)
     sys.exit(1)
   print(f"demo: ok {verdict}")

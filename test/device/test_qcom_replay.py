@@ -1,0 +1,177 @@
+"""800 replays of one captured graph on an Adreno 630, with other buffers each time, normal and profiled, exact against numpy.
+
+    DEV=QCOM python -m pytest test/device          on hardware, whichever interface opens (DEV=MSM+QCOM and DEV=KGSL+QCOM choose)
+    python -m pytest test/device                   on the virtual Adreno 630, through both interfaces
+
+A record of the run is written as JSON to $QCOM_RECORD, or build/qcom-replay-DEV.json: kernel, chip, versions, counts, faults and a hash of results.
+Attach it to a report of what was run on hardware. A failed run writes its record too. Each run has a process of its own.
+"""
+from __future__ import annotations
+import contextlib, hashlib, importlib.metadata, importlib.util, json, os, pathlib, platform, subprocess, sys, time, tomllib, traceback
+from typing import Any
+import numpy as np
+import pytest
+import tinygrad.engine.realize as realize
+from tinygrad import Context, Device, GlobalCounters, Tensor, TinyJit, dtypes
+from tinygrad.device import Compiled, ProfileGraphEvent
+from tinygrad.helpers import DEV
+from tinygrad.uop.ops import UOp
+
+REPLAYS, N, SLOTS, SEED = 800, 17, 32, 630
+NO_DEVICE = 77 # exit status of a run that found nothing to run on
+Pair = tuple[np.ndarray, Tensor] # the same contents for numpy and for the device
+
+class Inputs:
+  """Random integers in tensors at changing addresses: whole buffers, views of a larger buffer, and a slice at a fixed offset of changing buffers."""
+  def __init__(self, rng: np.random.Generator):
+    self.rng = rng
+    self.whole = [self.fresh(N) for _ in range(5)]
+    self.sliced = [self.fresh(3 * N, np.float32) for _ in range(3)]
+    pools = [self.fresh(N * SLOTS) for _ in range(2)]
+    buffers = [[pool.uop.base.realized.view(N, dtypes.int32, 4 * N * k).ensure_allocated() for k in range(1, SLOTS)] for _, pool in pools]
+    self.views = [(data[N*k:N*(k+1)], Tensor(UOp.from_buffer(buf))) for (data, _), bufs in zip(pools, buffers) for k, buf in enumerate(bufs, 1)]
+
+  def fresh(self, size: int, dtype: type = np.int32) -> Pair:
+    data = self.rng.integers(-1000, 1000, size).astype(dtype)
+    return data, Tensor(data).realize()
+
+  def pick(self) -> tuple[Pair, Pair, Pair]:
+    x, v, (data, wide) = (pairs[self.rng.integers(len(pairs))] for pairs in (self.whole, self.views, self.sliced))
+    return x, v, (data[N:2*N], wide[N:2*N])
+
+class Graph:
+  """The function under test and what numpy says of it. A replay that was lost, doubled or out of order shows in `acc` ever after."""
+  def __init__(self) -> None:
+    self.acc, self.want, self.calls = Tensor.zeros(N, dtype=dtypes.int32).contiguous().realize(), np.zeros(N, np.int32), 0
+    self.jit = TinyJit(self.step)
+
+  def step(self, x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    self.calls += 1
+    a = (x * 3 + v).contiguous()
+    b = (a.cast(dtypes.float32) * 0.5 - w).contiguous() # halves of small integers, and their sum: exact in float32
+    self.acc.assign(self.acc * 5 + a)
+    out = b + b.sum()
+    Tensor.realize(a, out, self.acc)
+    return a, out
+
+  def __call__(self, x: Pair, v: Pair, w: Pair) -> tuple[tuple[Tensor, Tensor], tuple[np.ndarray, np.ndarray]]:
+    a = x[0] * np.int32(3) + v[0]
+    b = a.astype(np.float32) * np.float32(0.5) - w[0]
+    self.want = self.want * np.int32(5) + a
+    return self.jit(x[1], v[1], w[1]), (a, b + b.sum(dtype=np.float32))
+
+def same(what: str, got: np.ndarray, want: np.ndarray, digest: Any) -> None:
+  digest.update(got.tobytes())
+  if not np.array_equal(got, want): raise AssertionError(f"{what}: {got} instead of {want}")
+
+def replay(dev: Any, profiled: bool) -> dict[str, Any]:
+  """Captures and replays. Raises AssertionError in words, returns what the record says of this mode."""
+  inputs, graph, digest = Inputs(np.random.default_rng(SEED)), Graph(), hashlib.sha256()
+  with Context(PROFILE=int(profiled)):
+    for n in range(2):
+      (a, out), want = graph(*inputs.pick())
+      same(f"{'eager' if n == 0 else 'captured'} run", a.numpy(), want[0], digest)
+      same(f"{'eager' if n == 0 else 'captured'} run", out.numpy(), want[1], digest)
+    captured, programs = graph.jit.captured, len(realize.to_program_cache)
+    submits, kernels, events, start = dev.queue.submits, 0, len(Compiled.profile_events), time.perf_counter()
+    for n in range(REPLAYS):
+      if n % 50 == 25: inputs.whole[n // 50 % 5] = inputs.fresh(N)                        # a buffer goes, another one may get its address
+      if n % 50 == 49: inputs.sliced[n // 50 % 3] = inputs.fresh(3 * N, np.float32)
+      picked, before = inputs.pick(), GlobalCounters.kernel_count
+      (a, out), want = graph(*picked)
+      kernels += GlobalCounters.kernel_count - before
+      if n < REPLAYS // 2 or n % 16 == 15:                                                # first each result, then bursts that nobody waits for
+        same(f"replay {n}", a.numpy(), want[0], digest)
+        same(f"replay {n}", out.numpy(), want[1], digest)
+        same(f"accumulator after replay {n}", graph.acc.numpy(), graph.want, digest)
+    dev.synchronize()
+    seconds = time.perf_counter() - start
+    assert graph.jit.captured is captured and graph.calls == 2, f"not a replay: the function ran {graph.calls} times"
+    assert len(realize.to_program_cache) == programs, f"{len(realize.to_program_cache) - programs} kernels were compiled while replaying"
+    submits = dev.queue.submits - submits
+    assert submits == REPLAYS, f"{submits} submits for {REPLAYS} replays of a graph that fits one"
+    assert kernels % REPLAYS == 0 and kernels > 0, f"{kernels} kernels in {REPLAYS} replays"
+    found = {"replays": REPLAYS, "submits_per_replay": submits // REPLAYS, "kernels_per_replay": kernels // REPLAYS,
+             "buffers_per_submit": getattr(dev.iface.submit_args[0], "nr_bos", None), # KGSL takes no list
+             "seconds": round(seconds, 3), "results_sha256": digest.hexdigest()}
+    return found | (timestamps(Compiled.profile_events[events:], kernels) if profiled else {})
+
+def timestamps(events: list[Any], kernels: int) -> dict[str, Any]:
+  """Checks that each kernel of each replay has a duration and that they follow each other. Times are in us of the GPU's clock."""
+  spans = [(float(e.sigs[x.st_id]), float(e.sigs[x.en_id])) for e in events if isinstance(e, ProfileGraphEvent) for x in e.ents]
+  assert len(spans) == kernels, f"{len(spans)} kernels in the profile, {kernels} ran"
+  for (_, before), (start, end) in zip([(0.0, 0.0), *spans], spans):
+    assert before <= start < end, f"a kernel from {start} to {end} us, the one before ended at {before}"
+  return {"profiled_kernels": len(spans), "median_kernel_us": round(float(np.median([en - st for st, en in spans])), 3)}
+
+def faults(dev: Any) -> dict[str, Any]:
+  """Everything that counts faults. `lost` covers this context since the last call, FAULTS is the whole GPU since boot."""
+  found: dict[str, Any] = {"lost": dev.iface.lost()}
+  if hasattr(dev.iface, "param"): found["FAULTS"] = dev.iface.param("FAULTS")
+  if type(dev.iface).__name__.startswith("MOCK"):
+    from test.mockgpu.qcom import current
+    gpu = current().gpu
+    found |= {"smmu_faults": gpu.counters["faults"], "hangs": gpu.counters["hangs"], "violations": len(gpu.reports)}
+  return found
+
+def version(package: str) -> str | None:
+  with contextlib.suppress(importlib.metadata.PackageNotFoundError): return importlib.metadata.version(package)
+  with contextlib.suppress(OSError, KeyError): # a source tree
+    project = tomllib.loads(pathlib.Path(realize.__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
+    if project["name"] == package: return str(project["version"])
+  return None
+
+def identity(dev: Any) -> dict[str, Any]:
+  iface, virtual = type(dev.iface).__name__.removesuffix("Iface"), type(dev.iface).__name__.startswith("MOCK")
+  if virtual: from test.mockgpu.qcom import current
+  sources = [pathlib.Path(sys.modules[m].__file__ or "") for m in ("tinygrad.runtime.ops_qcom", "tinygrad.runtime.support.qcom_iface")]
+  kernel = platform.release() if not virtual else f"model of MSM DRM in Linux {current().config.kernel}" if "MSM" in iface else "model of KGSL"
+  return {"rung": "virtual" if virtual else "hardware", "interface": iface, "kernel": kernel, "chip_id": f"{dev.iface.chip_id:#010x}",
+          "renderer": type(dev.renderer).__name__, "machine": platform.machine(), "python": platform.python_version(),
+          "tinygrad": version("tinygrad"), "mesa": version("tinymesa") or os.environ.get("MESA_PATH"), "numpy": np.__version__,
+          "sources_sha256": {s.name: hashlib.sha256(s.read_bytes()).hexdigest() for s in sources}}
+
+def run(path: str) -> int:
+  """One run in this process: writes the record to `path`. Exit status NO_DEVICE with the reason on stderr if nothing opens."""
+  try: dev: Any = Device["QCOM"]
+  except RuntimeError as e:
+    if not str(e).startswith("no usable QCOM device"): raise
+    print(e, file=sys.stderr)
+    return NO_DEVICE
+  record: dict[str, Any] = {"test": "qcom_replay", "ok": False, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+  try:
+    record |= identity(dev) | {"faults_before": faults(dev)}
+    for mode in ("normal", "profiled"): record[mode] = replay(dev, mode == "profiled")
+    assert record["normal"]["results_sha256"] == record["profiled"]["results_sha256"], "profiling changes results"
+    record["faults_after"] = faults(dev)
+    assert record["faults_after"] == record["faults_before"], f"fault counters moved: {record['faults_before']} -> {record['faults_after']}"
+    record["ok"] = True
+  except Exception as e:
+    record["error"] = f"{type(e).__name__}: {e}"
+    traceback.print_exc()
+  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  pathlib.Path(path).write_text(json.dumps(record, indent=2) + "\n")
+  return 0 if record["ok"] else 1
+
+# *** pytest
+
+ASKED = os.environ.get("DEV", "")
+DEVICES = [ASKED] if DEV.device == "QCOM" else ["MOCKMSM+QCOM:IR3", "MOCKKGSL+QCOM:IR3"] if not ASKED else []
+
+@pytest.mark.skipif(not DEVICES, reason=f"DEV={ASKED} is not an Adreno")
+@pytest.mark.parametrize("dev", DEVICES)
+def test_800_replays_with_other_buffers_each_time_are_exact(dev: str) -> None:
+  if dev.startswith("MOCK") and importlib.util.find_spec("test.mockgpu.qcom") is None: pytest.skip("no test.mockgpu.qcom: not a source tree")
+  target = pathlib.Path(os.environ.get("QCOM_RECORD") or "build/qcom-replay.json").absolute()
+  if not (ASKED and "QCOM_RECORD" in os.environ): target = target.with_stem(f"{target.stem}-{dev.replace(':', '-')}")
+  target.unlink(missing_ok=True)
+  env = {**os.environ, "DEV": dev, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+  done = subprocess.run([sys.executable, __file__, str(target)], env=env, capture_output=True, text=True, timeout=570)
+  if done.returncode == NO_DEVICE: pytest.skip(done.stderr.strip().splitlines()[0])
+  assert done.returncode == 0, f"{dev}: exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+  record = json.loads(target.read_text())
+  assert record["ok"] and record["rung"] == ("virtual" if dev.startswith("MOCK") else "hardware")
+  assert record["profiled"]["profiled_kernels"] == REPLAYS * record["profiled"]["kernels_per_replay"]
+  print(f"record: {target}")
+
+if __name__ == "__main__": sys.exit(run(sys.argv[1]))
