@@ -1,6 +1,6 @@
 """The KGSL model against msm-4.9's rules, one row a rule; and the unmodified tinygrad 0.14.0 driver as a client nobody here wrote."""
 from __future__ import annotations
-import ctypes, errno, mmap, os, pathlib, re, select, struct, subprocess, sys, tarfile, threading, zipfile
+import ctypes, errno, mmap, os, pathlib, re, select, struct, subprocess, sys, tarfile, threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from test.mockgpu.qcom.gpu import FaultRecord
 from test.mockgpu.qcom.kernel import ENOTSUPP, GpuViolation, libc, real_mmap
 from test.mockgpu.qcom.report import Violation
 from test.virtual.kernel_client import RW, HeldGPU, Kgsl, Msm, boot
+from test.virtual.unmodified import base_archives, environment
 
 BAD = 0xdeadbeef
 SVM, VA = 0x700000000, 0x500000000
@@ -492,24 +493,14 @@ def test_command_log(client: Any) -> None:
 
 # *** the unmodified driver
 
-def base_archives() -> tuple[pathlib.Path, pathlib.Path]:
-  """(sdist, wheel) of tinygrad 0.14.0 as set-up downloaded them, or where TINYGRAD_BASE_DIR says."""
-  where = pathlib.Path(os.environ.get("TINYGRAD_BASE_DIR") or pathlib.Path(__file__).resolve().parents[2] / "build" / "dl")
-  sdist, wheel = where / "tinygrad-0.14.0.tar.gz", where / "tinygrad-0.14.0-py3-none-any.whl"
-  if not sdist.is_file() or not wheel.is_file(): pytest.skip(f"tinygrad 0.14.0's sdist and wheel are not in {where}; ./dev tree downloads them")
-  return sdist, wheel
-
 def test_unmodified_tinygrad_passes_its_tiny_tests(tmp_path: pathlib.Path) -> None:
   """DEV=MOCK+QCOM:IR3 with the pristine wheel: its own driver, its own test/test_tiny.py, strict apart from what that driver is known for."""
-  sdist, wheel = base_archives()
-  with zipfile.ZipFile(wheel) as z: z.extractall(tmp_path / "wheel")
   (tmp_path / "run").mkdir()
-  with tarfile.open(sdist) as t:
+  env = environment(tmp_path / "wheel")
+  with tarfile.open(base_archives()[0]) as t:
     tiny = t.extractfile("tinygrad-0.14.0/test/test_tiny.py")
     assert tiny is not None
     (tmp_path / "run" / "test_tiny.py").write_bytes(tiny.read())
-  path = [str(pathlib.Path(__file__).resolve().parent / "pristine"), str(tmp_path / "wheel")]
-  env = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]), "DEV": "MOCK+QCOM:IR3", "PARALLEL": "0"}
   run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "test_tiny.py"],
                        cwd=tmp_path / "run", env=env, capture_output=True, text=True, timeout=550)
   assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
