@@ -32,8 +32,8 @@ def locked(name: str) -> Iterator[None]:
     yield
 
 def run_step(what: str, cmd: list[str | os.PathLike[str]], remedy: str) -> None:
-  """Runs one set-up command. On a terminal its newest line of output is shown while it runs, elsewhere a sign of life every 20 s; if it fails, Problem
-  has its last lines."""
+  """Runs one set-up command. On a terminal its newest line of output is shown while it runs, elsewhere a sign of life every 20 s; Problem has its
+  last lines if it fails."""
   say(f"{what} ...")
   start = shown = time.monotonic()
   tail: collections.deque[str] = collections.deque(maxlen=12)

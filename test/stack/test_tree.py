@@ -91,7 +91,8 @@ def test_a_patch_that_does_not_fit_names_entry_and_file_and_leaves_the_tree(site
 
 def test_mistakes_in_series_toml_are_named(site: Site):
   for text, said in ((SERIES + entry("a", pach="x"), "unknown key pach"), (SERIES + entry("a"), "neither files nor a patch"),
-                     (SERIES + DOUBLE + DOUBLE, "share a name: double"), (SERIES + entry("a", files=["test/nowhere.py"]), "no file matches 'test/nowhere.py'"),
+                     (SERIES + DOUBLE + DOUBLE, "share a name: double"),
+                     (SERIES + entry("a", files=["test/nowhere.py"]), "no file matches 'test/nowhere.py'"),
                      (SERIES + DOUBLE + entry("b", files=["test/unit/*.py"]), "test/unit/test_double.py belongs to both double and b"),
                      ("base = 3.3.3", "series.toml: "), (SERIES.replace("1.0", "2.0") + DOUBLE, "base.txt names 1.0")):
     site.write("series.toml", text)
