@@ -36,14 +36,20 @@ class Inputs:
     return data, Tensor(data).realize()
 
   def pick(self) -> tuple[Pair, Pair, Pair]:
-    x, v, (data, wide) = (pairs[self.rng.integers(len(pairs))] for pairs in (self.whole, self.views, self.sliced))
-    return x, v, (data[N:2*N], wide[N:2*N])
+    self.used, k, s = (int(self.rng.integers(len(pairs))) for pairs in (self.whole, self.views, self.sliced))
+    data, wide = self.sliced[s]
+    return self.whole[self.used], self.views[k], (data[N:2*N], wide[N:2*N])
+
+  def renew(self) -> None:
+    """Frees the whole buffer that the last replay, perhaps still running, reads, and fills a new one: usually the same memory."""
+    del self.whole[self.used]
+    self.whole.append(self.fresh(N))
 
 class Graph:
   """The function under test and what numpy says of it. A replay that was lost, doubled or out of order shows in `acc` ever after."""
   def __init__(self) -> None:
     self.acc, self.want, self.calls = Tensor.zeros(N, dtype=dtypes.int32).contiguous().realize(), np.zeros(N, np.int32), 0
-    self.jit = TinyJit(self.step)
+    self.kernels, self.jit = 0, TinyJit(self.step)
 
   def step(self, x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     self.calls += 1
@@ -58,7 +64,10 @@ class Graph:
     a = x[0] * np.int32(3) + v[0]
     b = a.astype(np.float32) * np.float32(0.5) - w[0]
     self.want = self.want * np.int32(5) + a
-    return self.jit(x[1], v[1], w[1]), (a, b + b.sum(dtype=np.float32))
+    before = GlobalCounters.kernel_count
+    got = self.jit(x[1], v[1], w[1])
+    self.kernels += GlobalCounters.kernel_count - before
+    return got, (a, b + b.sum(dtype=np.float32))
 
 def same(what: str, got: np.ndarray, want: np.ndarray, digest: Any) -> None:
   digest.update(got.tobytes())
@@ -73,14 +82,12 @@ def replay(dev: Any, profiled: bool) -> dict[str, Any]:
       same(f"{'eager' if n == 0 else 'captured'} run", a.numpy(), want[0], digest)
       same(f"{'eager' if n == 0 else 'captured'} run", out.numpy(), want[1], digest)
     captured, programs = graph.jit.captured, len(realize.to_program_cache)
-    submits, kernels, events, start = dev.queue.submits, 0, len(Compiled.profile_events), time.perf_counter()
+    submits, kernels, events, start = dev.queue.submits, graph.kernels, len(Compiled.profile_events), time.perf_counter()
     for n in range(REPLAYS):
-      if n % 50 == 25: inputs.whole[n // 50 % 5] = inputs.fresh(N)                        # a buffer goes, another one may get its address
+      if n % 16 == 8: inputs.renew()
       if n % 50 == 49: inputs.sliced[n // 50 % 3] = inputs.fresh(3 * N, np.float32)
-      picked, before = inputs.pick(), GlobalCounters.kernel_count
-      (a, out), want = graph(*picked)
-      kernels += GlobalCounters.kernel_count - before
-      if n < REPLAYS // 2 or n % 16 == 15:                                                # first each result, then bursts that nobody waits for
+      (a, out), want = graph(*inputs.pick())
+      if n < REPLAYS // 2 or n % 16 == 15: # first each result, then bursts that nobody waits for
         same(f"replay {n}", a.numpy(), want[0], digest)
         same(f"replay {n}", out.numpy(), want[1], digest)
         same(f"accumulator after replay {n}", graph.acc.numpy(), graph.want, digest)
@@ -88,7 +95,7 @@ def replay(dev: Any, profiled: bool) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     assert graph.jit.captured is captured and graph.calls == 2, f"not a replay: the function ran {graph.calls} times"
     assert len(realize.to_program_cache) == programs, f"{len(realize.to_program_cache) - programs} kernels were compiled while replaying"
-    submits = dev.queue.submits - submits
+    submits, kernels = dev.queue.submits - submits, graph.kernels - kernels
     assert submits == REPLAYS, f"{submits} submits for {REPLAYS} replays of a graph that fits one"
     assert kernels % REPLAYS == 0 and kernels > 0, f"{kernels} kernels in {REPLAYS} replays"
     found = {"replays": REPLAYS, "submits_per_replay": submits // REPLAYS, "kernels_per_replay": kernels // REPLAYS,
