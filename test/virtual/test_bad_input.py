@@ -172,7 +172,7 @@ def test_an_input_that_was_freed_is_an_error_and_not_a_read_of_old_memory(kind):
     x = Tensor(np.ones(1000, np.float32)).realize()
     x.uop.buffer.deallocate()
     submits = model(machine, kind).calls[SUBMIT[kind]]
-    with pytest.raises(Exception): f(x).numpy() # TinyJit's own error, whose type is not ours
+    with pytest.raises((IndexError, AssertionError, RuntimeError)): f(x).numpy() # of TinyJit, before anything reaches the device
     assert model(machine, kind).calls[SUBMIT[kind]] == submits
     np.testing.assert_array_equal(f(Tensor(np.full(1000, 3, np.float32)).realize()).numpy(), np.full(1000, 16))
 

@@ -1,0 +1,245 @@
+"""Every way tinygrad runs kernels, on both kernels: right numbers, the expected number of submits, and times that are true.
+
+A reference is numpy, never another run of the same device.
+"""
+from __future__ import annotations
+import contextlib, io, os, pickle, re, subprocess, sys, textwrap, time
+import numpy as np
+import pytest
+from test.qcom_open import virtual
+from tinygrad import Tensor, TinyJit, UOp, Variable
+from tinygrad.device import Compiled, ProfileDeviceEvent, ProfileGraphEvent
+from tinygrad.helpers import BEAM, Context, GlobalCounters, ProfilePointEvent, cpu_events
+from tinygrad.runtime import ops_qcom
+
+KINDS, KERNELS = ("MSM", "KGSL"), 4
+@pytest.fixture(params=KINDS)
+def kind(request): return request.param
+
+def submits(machine, kind): return machine.msm.calls["GEM_SUBMIT"] if kind == "MSM" else machine.kgsl.calls["GPU_COMMAND"]
+
+RNG = np.random.default_rng(3)
+X = [RNG.integers(-50, 50, (17, 33)).astype(np.float32) for _ in range(5)]
+W = RNG.integers(-50, 50, (33, 9)).astype(np.float32)
+
+def net(x: Tensor, w: Tensor) -> Tensor:
+  """KERNELS kernels: two reductions and two elementwise ones that must not be fused into them. Exact in float32."""
+  return (((x @ w).contiguous() + 1).contiguous().max(axis=1, keepdim=True).contiguous() * 2 - (x @ w).contiguous()).contiguous()
+def expected(x: np.ndarray) -> np.ndarray: return (x @ W + 1).max(axis=1, keepdims=True) * 2 - x @ W
+
+# *** eager
+
+def test_eager(kind):
+  with virtual(kind):
+    w = Tensor(W).realize()
+    for x in X: np.testing.assert_array_equal(net(Tensor(x), w).numpy(), expected(x))
+
+def test_eager_again_compiles_and_allocates_nothing_new(kind):
+  with virtual(kind) as (machine, dev):
+    w, xs = Tensor(W).realize(), [Tensor(x).realize() for x in X]
+    for x in xs[:2]: net(x, w).numpy()
+    live, programs = len(dev.iface.live.starts), len(ops_qcom.programs)
+    for x in xs[2:]: net(x, w).numpy()
+    assert len(ops_qcom.programs) == programs
+    assert len(dev.iface.live.starts) == live
+
+def test_noopt(kind):
+  with virtual(kind), Context(NOOPT=1): np.testing.assert_array_equal(net(Tensor(X[0]), Tensor(W)).numpy(), expected(X[0]))
+
+@pytest.mark.parametrize("schedule", ["late", 1, 2])
+def test_eager_and_replays_whatever_the_order_of_events(kind, schedule):
+  with virtual(kind, schedule=schedule):
+    w, f = Tensor(W).realize(), TinyJit(lambda x, w: net(x, w).realize())
+    for i in range(6):
+      x = X[i % 5]
+      np.testing.assert_array_equal(net(Tensor(x), w).numpy(), expected(x))
+      np.testing.assert_array_equal(f(Tensor(x).realize(), w).numpy(), expected(x))
+
+# *** jit
+
+@pytest.mark.parametrize("batch_size", [0, 1, 32])
+def test_replays_of_every_batch_size(kind, batch_size):
+  with virtual(kind) as (machine, _), Context(JIT_BATCH_SIZE=batch_size):
+    w, f = Tensor(W).realize(), TinyJit(lambda x, w: net(x, w).realize())
+    xs = [Tensor(x).realize() for x in X]
+    for x in xs[:2]: f(x, w)
+    captured, programs = f.captured.linear, len(ops_qcom.programs)
+    for i in range(12):
+      n, k = submits(machine, kind), GlobalCounters.kernel_count
+      out = f(xs[i % 5], w)
+      assert GlobalCounters.kernel_count - k == KERNELS
+      assert submits(machine, kind) - n == len(captured.src) <= KERNELS
+      np.testing.assert_array_equal(out.numpy(), expected(X[i % 5]))
+    assert f.captured.linear is captured and len(ops_qcom.programs) == programs, "a replay is not a replay"
+
+def test_jit_2_runs_captured_kernels(kind):
+  with virtual(kind), Context(JIT=2):
+    w, f = Tensor(W).realize(), TinyJit(lambda x, w: net(x, w).realize())
+    for i in range(6): np.testing.assert_array_equal(f(Tensor(X[i % 5]).realize(), w).numpy(), expected(X[i % 5]))
+
+def test_replays_in_flight_do_not_disturb_each_other(kind):
+  """The same batch again and again without a wait: each run has its own inputs, and its result is read much later."""
+  with virtual(kind, schedule="late"):
+    f = TinyJit(lambda x: (x * 3 + 1).realize())
+    xs = [Tensor(np.full((64,), i, np.float32)).realize() for i in range(20)]
+    acc = Tensor(np.zeros(64, np.float32)).realize()
+    add = TinyJit(lambda a, b: a.assign(a + b).realize())
+    for i in range(20): add(acc, f(xs[i]).contiguous().realize()) if i < 2 else add(acc, f(xs[i]))
+    np.testing.assert_array_equal(acc.numpy(), np.full(64, sum(3 * i + 1 for i in range(20))))
+
+def test_a_copy_inside_a_capture(kind):
+  with virtual(kind):
+    f = TinyJit(lambda x: ((x + 1).contiguous().to("CPU").contiguous() * 2).contiguous().to("QCOM").realize())
+    for i in range(5): np.testing.assert_array_equal(f(Tensor(X[i]).realize()).numpy(), (X[i] + 1) * 2)
+
+def test_a_long_batch_is_split_for_the_display_and_still_right(kind, monkeypatch):
+  monkeypatch.setattr(ops_qcom, "SUBMIT_BUDGET_MS", 1e-6)
+  with virtual(kind) as (machine, _):
+    w, f = Tensor(W).realize(), TinyJit(lambda x, w: net(x, w).realize())
+    for x in X[:2]: f(Tensor(x).realize(), w)
+    for x in X:
+      n = submits(machine, kind)
+      x_ = Tensor(x).realize()
+      np.testing.assert_array_equal(f(x_, w).numpy(), expected(x))
+      assert submits(machine, kind) - n == KERNELS
+
+# *** symbolic variables
+
+def test_symbolic_shapes_eager_and_replayed(kind):
+  with virtual(kind):
+    base = np.arange(200, dtype=np.float32).reshape(20, 10)
+    t = Tensor(base).realize()
+    f = TinyJit(lambda x: (x * 2 + 1).sum(axis=1).contiguous().realize())
+    for jitted in (False, True):
+      for n in (3, 20, 7, 1, 19, 4):
+        v = Variable("n", 1, 20).bind(n)
+        out = f(t[:v]) if jitted else (t[:v] * 2 + 1).sum(axis=1).contiguous().realize()
+        np.testing.assert_array_equal(out[:n].numpy() if jitted else out.reshape(v)[:n].numpy(), (base[:n] * 2 + 1).sum(axis=1), err_msg=f"{jitted=} {n=}")
+
+def test_a_symbolic_offset_and_a_scalar_argument(kind):
+  with virtual(kind):
+    base = np.arange(300, dtype=np.float32)
+    t = Tensor(base).realize()
+    @TinyJit
+    def f(x, v: UOp): return (x[v:v + 17] + v).contiguous().realize()
+    for n in (0, 100, 3, 283, 64): np.testing.assert_array_equal(f(t, Variable("v", 0, 283).bind(n)).numpy(), base[n:n + 17] + n)
+
+# *** search
+
+def test_beam_times_candidates_on_the_device(kind):
+  with virtual(kind) as (machine, _), Context(BEAM=1, PARALLEL=0, IGNORE_BEAM_CACHE=1, CACHELEVEL=0):
+    n = submits(machine, kind)
+    a, b = RNG.integers(-9, 9, (16, 16)).astype(np.float32), RNG.integers(-9, 9, (16, 16)).astype(np.float32)
+    np.testing.assert_array_equal((Tensor(a) @ Tensor(b)).numpy(), a @ b)
+    assert submits(machine, kind) - n > 4, "nothing was timed"
+    assert BEAM.value == 1
+
+def test_a_beam_search_leaves_nothing_allocated(kind):
+  with virtual(kind) as (machine, dev), Context(PARALLEL=0, IGNORE_BEAM_CACHE=1, CACHELEVEL=0):
+    def search(i):
+      with Context(BEAM=1): (Tensor(np.ones((8, 8 + i), np.float32)) @ Tensor(np.ones((8 + i, 8), np.float32))).numpy()
+    def live(): return sum(dev.iface.live.arr[i].end - dev.iface.live.arr[i].start for i in range(len(dev.iface.live.starts)))
+    search(0)
+    before = live()
+    search(1)
+    assert live() - before < 1 << 20
+
+# *** times
+
+def graph_events(): return [e for e in Compiled.profile_events if isinstance(e, ProfileGraphEvent)]
+
+def entries(events):
+  """(start, end) in us of every kernel, in the order of the events."""
+  return [(float(e.sigs[x.st_id]), float(e.sigs[x.en_id])) for e in events for x in e.ents]
+
+def check_times(spans, n):
+  assert len(spans) == n
+  for st, en in spans: assert en > st, "a kernel took no time"
+  for (_, en), (st, _) in zip(spans, spans[1:]): assert st >= en, "kernels of one ring overlap or are out of order"
+
+def test_profile_events_of_eager_kernels(kind):
+  with virtual(kind) as (_, dev), Context(PROFILE=1):
+    Compiled.profile_events.clear()
+    w = Tensor(W).realize()
+    out = net(Tensor(X[0]), w)
+    np.testing.assert_array_equal(out.numpy(), expected(X[0]))
+    check_times(entries(graph_events()), KERNELS)
+
+def test_profile_events_of_replays_nobody_waited_for(kind):
+  """10 replays without a wait in between: each one's kernels have times of their own."""
+  with virtual(kind) as (machine, dev), Context(PROFILE=1):
+    w, f = Tensor(W).realize(), TinyJit(lambda x, w: net(x, w).realize())
+    xs = [Tensor(x).realize() for x in X]
+    for x in xs[:3]: f(x, w)
+    dev.synchronize()
+    Compiled.profile_events.clear()
+    t0 = machine.gpu.counter_ticks() / 19.2
+    for i in range(10): out = f(xs[i % 5], w)
+    dev.synchronize()
+    t1 = machine.gpu.counter_ticks() / 19.2
+    spans = entries(graph_events())
+    check_times(spans, 10 * KERNELS)
+    assert t0 <= spans[0][0] and spans[-1][1] <= t1, "times are not those of the counter"
+    np.testing.assert_array_equal(out.numpy(), expected(X[4]))
+
+def test_a_longer_kernel_takes_longer(kind):
+  with virtual(kind) as (_, dev), Context(PROFILE=1, NOOPT=1):
+    small, large = Tensor(np.ones((4, 4), np.float32)).realize(), Tensor(np.ones((128, 512), np.float32)).realize()
+    for t in (small, large): t.sum(axis=1).realize()
+    dev.synchronize()
+    Compiled.profile_events.clear()
+    for t in (small, large): t.sum(axis=1).realize()
+    dev.synchronize()
+    (a, b), (c, d) = entries(graph_events())
+    assert d - c > b - a
+
+def test_the_device_and_host_clocks_are_related(kind):
+  with virtual(kind) as (machine, dev):
+    with Context(PROFILE=1):
+      Compiled.profile_events.clear()
+      dev._at_profile_finalize()
+    (e,) = [e for e in Compiled.profile_events if isinstance(e, ProfileDeviceEvent) and e.device == "QCOM"]
+    now = time.perf_counter_ns() / 1e3, machine.gpu.counter_ticks() / 19.2
+    assert abs(float(e.tdiff) - (now[0] - now[1])) < 2e5 # 0.2 s: a busy machine may delay a wait
+
+def test_exec_events_name_buffers_and_kernels(kind):
+  with virtual(kind) as (_, dev), Context(PROFILE=1):
+    w, f = Tensor(W).realize(), TinyJit(lambda x, w: net(x, w).realize())
+    for i in range(3): f(Tensor(X[i]).realize(), w)
+    x = Tensor(X[0]).realize()
+    n = len(cpu_events)
+    f(x, w)
+    dev.synchronize()
+    found = [e for e in cpu_events[n:] if isinstance(e, ProfilePointEvent) and e.name == "exec" and e.device == "QCOM"]
+    assert len(found) == KERNELS and all(e.arg["name"] and e.arg["outputs"] for e in found)
+
+def test_debug_2_prints_a_time_of_every_kernel(kind):
+  with virtual(kind) as (machine, _), Context(DEBUG=2, NO_COLOR=1):
+    w, f = Tensor(W).realize(), TinyJit(lambda x, w: net(x, w).realize())
+    with contextlib.redirect_stdout(out:=io.StringIO()):
+      for i in range(4): np.testing.assert_array_equal(f(Tensor(X[i]).realize(), w).numpy(), expected(X[i]))
+    text = re.sub(r"\x1b\[\d+m", "", out.getvalue())
+    lines = [l for l in text.splitlines() if l.startswith("*** QCOM") and "copy" not in l]
+    assert len(lines) == 4 * KERNELS, text
+    for l in lines:
+      us = re.search(r"tm +([\d.]+)(us|ms|s)", l)
+      assert us and float(us[1]) > 0, l
+
+# *** a process of its own, from start to exit
+
+def test_viz_and_profile_files_of_a_whole_process(kind, tmp_path):
+  script = textwrap.dedent("""
+    from tinygrad import Tensor, TinyJit
+    f = TinyJit(lambda x: (x * 2).contiguous().sum().realize())
+    for i in range(5): print(f(Tensor.full((100,), float(i)).contiguous().realize()).item())
+  """)
+  env = {**os.environ, "DEV": f"MOCK{kind}+QCOM:IR3", "PROFILE": "1", "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+  r = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=300)
+  assert r.returncode == 0 and not r.stderr, r.stderr
+  assert r.stdout.split() == [str(200. * i) for i in range(5)]
+  files = [p for p in tmp_path.rglob("*profile*.pkl*")]
+  assert files, list(tmp_path.rglob("*"))
+  events = pickle.loads(files[0].read_bytes())
+  graphs = [e for e in events if type(e).__name__ == "ProfileGraphEvent" and e.ents and e.ents[0].device == "QCOM"]
+  assert sum(len(e.ents) for e in graphs) >= 10
+  assert any(type(e).__name__ == "ProfileDeviceEvent" and e.device == "QCOM" for e in events)
