@@ -168,14 +168,13 @@ static inline float sf_cos(float x) { return sf_sincos(x, 1); }
 typedef float reg_f32; typedef u16 reg_f16; typedef u32 reg_u32; typedef s32 reg_s32;
 typedef u16 reg_u16; typedef u16 reg_s16; typedef u16 reg_u8; typedef u16 reg_s8;
 typedef float val_f32; typedef float val_f16; typedef u32 val_u32; typedef s32 val_s32;
-typedef u32 val_u16; typedef s32 val_s16; typedef u32 val_u8; typedef s32 val_s8;
+typedef u32 val_u16; typedef s32 val_s16; typedef s32 val_s8;
 static inline float ld_f32(float x) { return x; }
 static inline float ld_f16(u16 x) { return h2f(x); }
 static inline u32 ld_u32(u32 x) { return x; }
 static inline s32 ld_s32(s32 x) { return x; }
 static inline u32 ld_u16(u16 x) { return x; }
 static inline s32 ld_s16(u16 x) { return (int16_t)x; }
-static inline u32 ld_u8(u16 x) { return x & 0xff; }
 static inline s32 ld_s8(u16 x) { return (int8_t)x; }
 static inline float st_f32(float x) { return x; }
 static inline u16 st_f16(float x) { return f2h(x); }
@@ -184,7 +183,6 @@ static inline s32 st_s32(s32 x) { return x; }
 static inline u16 st_u16(u32 x) { return (u16)x; }
 static inline u16 st_s16(s32 x) { return (u16)x; }
 static inline u16 st_u8(u32 x) { return (u8)x; }
-static inline u16 st_s8(s32 x) { return (u8)x; }
 #define mask_f32 w->m32
 #define mask_u32 w->m32
 #define mask_s32 w->m32
@@ -192,7 +190,6 @@ static inline u16 st_s8(s32 x) { return (u8)x; }
 #define mask_u16 w->m16
 #define mask_s16 w->m16
 #define mask_u8 w->m16
-#define mask_s8 w->m16
 
 #define SRC(n, T) const reg_##T *n##p = (const reg_##T *)((char *)w + u->n)
 #define LD(n, T) val_##T n = ld_##T(n##p[i])

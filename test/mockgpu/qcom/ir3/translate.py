@@ -134,6 +134,7 @@ class Translator:
   def _flow(self) -> None:
     ins, lead = self.instrs, {0}
     pred_stop: dict[int, int] = {}
+    self.second: set[int] = set()
     open_at: int | None = None
     for pc in sorted(ins):
       i = ins[pc]
@@ -144,7 +145,11 @@ class Translator:
       elif i.name in ("predt", "predf", "prede"):
         if open_at is not None: pred_stop[open_at] = pc
         elif i.name == "prede": raise UnknownInstruction(pc, i.word, "prede without predt or predf")
-        if open_at is not None and i.name == "predt": raise UnknownInstruction(pc, i.word, "nested predt")
+        if open_at is not None and i.name != "prede":
+          first = ins[open_at]   # the other side of the same condition, in either order; it sees the predicate as the first one did
+          if open_at in self.second or (first.name, first.cond) == (i.name, i.cond) or first.cond != i.cond:
+            raise UnknownInstruction(pc, i.word, f"{i.name} behind {first.name}")
+          self.second.add(pc)
         lead |= {pc, pc + 1}
         open_at = None if i.name == "prede" else pc
     if open_at is not None: raise UnknownInstruction(open_at, ins[open_at].word, "predt or predf without prede")
@@ -163,10 +168,8 @@ class Translator:
       elif last.name == "jump": to = [last.target]
       elif last.name == "call": to = [last.target, nxt]
       elif last.row.form in ("branch", "target"): to = [last.target, nxt]
-      elif last.name == "predt" or last.name == "predf" and pc not in pred_stop.values():
-        stop = pred_stop[pc]
-        to = [nxt, stop + 1 if ins[stop].name == "predf" else stop]
-      elif last.name == "predf": to = [pred_stop[pc]]
+      elif pc in self.second: to = [pred_stop[pc]]
+      elif last.name in ("predt", "predf"): to = [nxt, pred_stop[pc] + (pred_stop[pc] in self.second)]
       else: to = [nxt]
       self.succ[start] = [t for t in to if t in ins]
 
@@ -342,7 +345,7 @@ class Translator:
     elif name == "getone": self.emit("GETONE", pc, d=i.target)
     elif name == "end": self.emit("END", pc)
     elif name in ("predt", "predf"):
-      if pc in self.pred_stop.values(): self.emit("PREDF", pc, d=self.pred_stop[pc])
+      if pc in self.second: self.emit("PREDF", pc, d=self.pred_stop[pc])
       else:
         c, inv = i.cond[0]
         self.emit("PREDT", pc, d=self.pred_stop[pc], aux=c | (inv ^ (name == "predf")) << 2)
