@@ -1,0 +1,238 @@
+"""MSMIface against a kernel that only records: what is submitted, with which buffers, and what happens when the kernel says no. No GPU, nothing runs."""
+from __future__ import annotations
+import errno
+import numpy as np
+import pytest
+from test.null.qcom_fake import GEM_CLOSE, GEM_INFO, GEM_NEW, SUBMIT, WAIT_FENCE, FakeKernel, addresses, arguments, fake_iface, needed, packets
+from test.qcom_open import opened
+from tinygrad import Tensor, TinyJit, UOp, Variable, dtypes
+from tinygrad.device import Buffer
+from tinygrad.helpers import Context
+from tinygrad.runtime import ops_qcom
+from tinygrad.runtime.support.qcom_iface import QCOMError
+
+EXEC_CS, REG_TO_MEM = 0x33, 0x3e
+READ_WRITE, PIPE_3D0, NO_IMPLICIT, CMD_BUF = 3, 0x10, 0x80000000, 1
+
+@pytest.fixture
+def qcom():
+  kernel = FakeKernel()
+  with opened("QCOM:IR3", [fake_iface(kernel)]) as dev:
+    kernel.dev = dev
+    yield kernel
+  assert kernel.open_files == 0
+
+def real(n=64, value=1.0) -> Tensor: return Tensor(np.full(n, value, np.float32)).realize()
+def handle(kernel, t: Tensor) -> int: return kernel.at(int(t.uop.buffer.get_buf("QCOM").va_addr)).handle
+def address(t: Tensor) -> int: return int(t.uop.buffer.get_buf("QCOM").va_addr)
+
+def checked(kernel, submits):
+  """Each list is exactly what its stream and arguments point at."""
+  for s in submits:
+    assert s.flags == PIPE_3D0 | NO_IMPLICIT
+    handles = [h for _, h in s.bos]
+    assert all(f == READ_WRITE for f, _ in s.bos)
+    assert len(handles) == len(set(handles)), "a handle twice: EALREADY on a real kernel"
+    assert set(handles) == needed(s, kernel)
+    typ, idx, offset, size = s.cmd
+    assert typ == CMD_BUF and idx == 0 and offset % 4 == 0 and size % 4 == 0 and size
+    packets(s.ib)
+  return submits
+
+def run(kernel, f, *args):
+  """The checked submits that f(*args) makes."""
+  n = len(kernel.submits)
+  f(*args)
+  return checked(kernel, kernel.submits[n:])
+
+# *** buffer lists
+
+def test_eager_kernels_list_what_they_use(qcom):
+  a, b, unused = real(), real(), real()
+  out = a + b
+  (s,) = run(qcom, out.realize)
+  handles = {h for _, h in s.bos}
+  assert {handle(qcom, a), handle(qcom, b), handle(qcom, out)} <= handles and handle(qcom, unused) not in handles
+  assert len(handles) == 4, "three tensors, and one slab for all that is the runtime's"
+
+def captured(fn, *first):
+  f = TinyJit(fn)
+  for args in first: f(*args)
+  return f
+
+def test_replacement_inputs_take_the_place_of_the_captured_ones(qcom):
+  w, xs = real(), [real(value=i) for i in range(6)]
+  f = captured(lambda x: ((x + w).contiguous() * 2).contiguous().realize(), (xs[0],), (xs[1],))
+  for x in xs[2:] + xs[:2]:
+    (s,) = run(qcom, f, x)
+    handles = {h for _, h in s.bos}
+    assert handle(qcom, x) in handles and handle(qcom, w) in handles
+    assert not {handle(qcom, y) for y in xs if y is not x} & handles
+    assert address(x) in set().union(*map(addresses, arguments(s, qcom)))
+
+def sub(base: Buffer, size: int, offset: int) -> Tensor:
+  """`size` floats, `offset` elements into a buffer, as an input of its own."""
+  return Tensor(UOp.from_buffer(Buffer("QCOM", size, dtypes.float32, base=base, offset=offset * 4).ensure_allocated()))
+
+def test_offset_views_are_addressed_where_they_start_and_list_their_base(qcom):
+  base = Buffer("QCOM", 4096, dtypes.float32).allocate()
+  f = captured(lambda x: (x * 2).contiguous().realize(), (real(17),), (real(17),))
+  for off in (0, 17, 1023, 4079):
+    v = sub(base, 17, off)
+    (s,) = run(qcom, f, v)
+    assert int(base.get_buf("QCOM").va_addr) + 4 * off in set().union(*map(addresses, arguments(s, qcom)))
+
+def test_two_inputs_in_one_bo_are_one_entry_and_two_addresses(qcom):
+  base = Buffer("QCOM", 4096, dtypes.float32).allocate()
+  f = captured(lambda x, y: (x * 2 + y).contiguous().realize(), (real(17), real(17)), (real(17), real(17)))
+  (s,) = run(qcom, f, sub(base, 17, 34), sub(base, 17, 170))
+  found, start = set().union(*map(addresses, arguments(s, qcom))), int(base.get_buf("QCOM").va_addr)
+  assert {start + 136, start + 680} <= found
+  assert len(s.bos) == 3                                       # the base, the output, the slab
+
+def test_an_input_that_is_a_captured_weight_too_is_listed_once(qcom):
+  w = real()
+  f = captured(lambda x: (x + w).contiguous().realize(), (real(),), (real(),))
+  (s,) = run(qcom, f, w)
+  assert [h for _, h in s.bos].count(handle(qcom, w)) == 1
+  assert sum(a.count(address(w).to_bytes(8, "little")) for a in arguments(s, qcom)) == 2
+
+def test_an_output_of_one_kernel_and_input_of_the_next(qcom):
+  f = captured(lambda x: (((x + 1).contiguous() * 2).contiguous() - 3).contiguous().sum().contiguous().realize(), (real(),), (real(),))
+  (s,) = run(qcom, f, real())
+  dispatches = sum(p.opcode == EXEC_CS for p in packets(s.ib))
+  assert dispatches == 4 and len(s.bos) <= 1 + 1 + dispatches  # slab, input, and at most one buffer a kernel writes
+
+@pytest.mark.parametrize("batch_size", [0, 1, 2, 32])
+def test_captures_of_many_kernels(qcom, batch_size):
+  with Context(JIT_BATCH_SIZE=batch_size):
+    ws = [real(64 + i) for i in range(9)]
+    def net(x):
+      for w in ws: x = (x.sum() + w).contiguous()
+      return x.realize()
+    f = captured(net, (real(),), (real(),))
+    ss = run(qcom, f, real())
+    assert {handle(qcom, w) for w in ws} <= {h for s in ss for _, h in s.bos}
+    kernels = sum(p.opcode == EXEC_CS for s in ss for p in packets(s.ib))
+    assert kernels >= 9
+    assert all(len(s.bos) <= 4 + kernels + len(ws) for s in ss)
+
+def test_submits_of_a_split_batch_have_lists_of_their_own(qcom, monkeypatch):
+  monkeypatch.setattr(ops_qcom, "SUBMIT_BUDGET_MS", 1e-9)
+  w, v = real(), real()
+  f = captured(lambda x: ((x + w).contiguous() * v).contiguous().realize(), (real(),), (real(),))
+  ss = run(qcom, f, real())
+  assert len(ss) == 2
+  assert [[handle(qcom, t) in {h for _, h in s.bos} for t in (w, v)] for s in ss] == [[True, False], [False, True]]
+  assert ss[0].cmd[2] + ss[0].cmd[3] <= ss[1].cmd[2] or ss[1].cmd[2] + ss[1].cmd[3] <= ss[0].cmd[2]
+
+def test_symbolic_variables_change_arguments_and_group_counts_not_lists(qcom):
+  t = real(300)
+  f = TinyJit(lambda x, v: (x[v:v + 17] + v).contiguous().realize())
+  for n in range(2): f(t, Variable("v", 0, 283).bind(n))
+  seen = []
+  for n in (0, 5, 283):
+    (s,) = run(qcom, f, t, Variable("v", 0, 283).bind(n))
+    assert n in np.frombuffer(b"".join(arguments(s, qcom)), np.int32)
+    seen.append(s.bos)
+  assert seen[0] == seen[1] == seen[2]
+
+def test_a_profiled_batch_writes_its_timestamps_into_listed_memory(qcom):
+  with Context(PROFILE=1):
+    f = captured(lambda x: ((x + 1).contiguous().sum() * 2).contiguous().realize(), (real(),), (real(),))
+    (s,) = run(qcom, f, real())
+    stamps = [p.args[1] | p.args[2] << 32 for p in packets(s.ib) if p.opcode == REG_TO_MEM]
+    assert len(stamps) == len(set(stamps)) >= 2 and all(qcom.at(a).handle in {h for _, h in s.bos} for a in stamps)
+
+def test_small_things_share_slabs(qcom):
+  for i in range(40): (real(50 + i) + i).realize()
+  own = {h for s in qcom.submits for _, h in s.bos}
+  assert len(qcom.dev.allocator.slabs) == 1 and qcom.dev.allocator.slabs[0].buf.meta.handle in own
+  assert all(len(s.bos) <= 3 for s in checked(qcom, qcom.submits))
+
+# *** life of a buffer
+
+def test_memory_is_created_mapped_and_released_once(qcom):
+  before = set(qcom.bos)
+  buf = Buffer("QCOM", 1 << 20, dtypes.float32).allocate()
+  (h,) = set(qcom.bos) - before
+  bo = qcom.bos[h]
+  hb = buf.get_buf("QCOM")
+  assert hb.va_addr == bo.iova != hb.cpu_view().addr == bo.cpu
+  del buf, hb
+  qcom.dev.allocator.free_cache()
+  assert h not in qcom.bos and bo.cpu not in qcom.by_cpu
+  assert qcom.calls.count(GEM_CLOSE) == 1
+
+@pytest.mark.parametrize("nr,code,words", [(GEM_NEW, errno.ENOMEM, "memory"), (GEM_INFO, errno.ENOSPC, "address space"), (GEM_INFO, errno.ENOMEM, "memory")])
+def test_a_failed_allocation_leaves_no_handle(qcom, nr, code, words):
+  before = set(qcom.bos)
+  qcom.fail[nr] = [code, code]
+  with pytest.raises(MemoryError, match=words): Buffer("QCOM", 1 << 20, dtypes.float32).allocate()
+  assert set(qcom.bos) == before
+  Buffer("QCOM", 1 << 20, dtypes.float32).allocate()
+
+def test_a_freed_weight_never_reaches_the_kernel(qcom):
+  w = real()
+  f = captured(lambda x: (x + w).contiguous().realize(), (real(),), (real(),))
+  x, n = real(), len(qcom.submits)
+  w.uop.buffer.deallocate()
+  with pytest.raises(QCOMError, match="freed"): f(x)
+  assert len(qcom.submits) == n
+
+# *** errors
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOENT, errno.EALREADY, errno.EFAULT, errno.ENOMEM, errno.ENOSPC, errno.EPERM, errno.ENXIO, errno.EBUSY])
+def test_a_rejected_submit_is_one_error_with_the_facts(qcom, code):
+  a = real()
+  qcom.fail[SUBMIT] = [code]
+  with pytest.raises(QCOMError) as e: (a + 1).realize()
+  assert "MSM_GEM_SUBMIT" in str(e.value) and errno.errorcode[code] in str(e.value)
+  n = len(qcom.submits)
+  out = (a + 2).realize()
+  checked(qcom, qcom.submits[n:])
+  out.numpy()                                                  # no second error
+
+@pytest.mark.parametrize("code", [errno.EINTR, errno.EAGAIN])
+def test_an_interrupted_submit_is_made_again(qcom, code):
+  a = real()
+  qcom.fail[SUBMIT] = [code] * 3
+  n = len(qcom.submits)
+  (a + 1).realize()
+  assert len(qcom.submits) == n + 1 and not qcom.fail[SUBMIT]
+
+def test_nothing_computed_after_a_failed_submit_is_a_result(qcom):
+  a = real()
+  f = captured(lambda x: (x + 1).contiguous().realize(), (a,), (a,))
+  out = f(a)
+  qcom.fail[SUBMIT] = [errno.EINVAL]
+  with pytest.raises(QCOMError, match="EINVAL"): f(a)
+  n = len(qcom.submits)
+  with pytest.raises(QCOMError, match="undefined"): out.numpy()
+  with pytest.raises(QCOMError, match="undefined"): (out * 2).realize()
+  assert len(qcom.submits) == n, "work on undefined contents was submitted"
+  f(a)
+  out.numpy()
+
+def test_the_first_half_of_a_failed_batch_is_waited_for(qcom, monkeypatch):
+  monkeypatch.setattr(ops_qcom, "SUBMIT_BUDGET_MS", 1e-9)
+  f = captured(lambda x: ((x + 1).contiguous() * 2).contiguous().realize(), (real(),), (real(),))
+  x = real()
+  real_submit, state = qcom._submit, {"n": 0}
+  def second_fails(*args):
+    state["n"] += 1
+    if state["n"] == 2: raise OSError(errno.EINVAL, "second")
+    real_submit(*args)
+  qcom._submit = second_fails
+  waits = qcom.calls.count(WAIT_FENCE)
+  with pytest.raises(QCOMError, match="IB 1 of the batch"): f(x)
+  assert qcom.calls.count(WAIT_FENCE) > waits
+  run(qcom, f, x)
+
+def test_a_hang_is_seen_though_the_fence_signals(qcom):
+  a = real()
+  out = (a + 1).realize()
+  qcom.faults += 1
+  with pytest.raises(QCOMError, match="lost.*hang recovery"): out.numpy()
+  with pytest.raises(QCOMError, match="undefined"): out.numpy()
+  (a + 2).realize().numpy()
