@@ -83,7 +83,8 @@ def unpacked(lib: bytes) -> Any:
   params = cs.allocs.consts[compiler_mesa.mesa.IR3_CONST_ALLOC_DRIVER_PARAMS]
   programs.append((image, {
     "instrlen": v.instrlen, "size": v.info.size, "constlen": v.constlen, "immediates_at": cs.allocs.max_const_offset_vec4 * 16,
-    "immediates": len(imm), "pvtmem": v.pvtmem_size, "shared": v.shared_size, "tex": v.image_mapping.num_tex, "uav": v.num_uavs - v.image_mapping.num_tex,
+    "immediates": len(imm), "pvtmem": v.pvtmem_size, "shared": v.shared_size,
+    "tex": v.image_mapping.num_tex, "uav": v.num_uavs - v.image_mapping.num_tex,
     "params": params.size_vec4, "sha256": hashlib.sha256(image).hexdigest()}))
   return v, cs, imm, image
 compiler_mesa.IR3Compiler.unpack_lib = staticmethod(unpacked) # type: ignore[method-assign]
