@@ -1,4 +1,4 @@
-"""MSMIface against a kernel that only records: what is submitted, with which buffers, and what happens when the kernel says no. No GPU, nothing runs."""
+"""MSMIface against a kernel that only records: submits, their buffer lists, and what follows when the kernel says no. No GPU, nothing runs."""
 from __future__ import annotations
 import errno
 import numpy as np
@@ -164,7 +164,8 @@ def test_memory_is_created_mapped_and_released_once(qcom):
   assert h not in qcom.bos and bo.cpu not in qcom.by_cpu
   assert qcom.calls.count(GEM_CLOSE) == 1
 
-@pytest.mark.parametrize("nr,code,words", [(GEM_NEW, errno.ENOMEM, "memory"), (GEM_INFO, errno.ENOSPC, "address space"), (GEM_INFO, errno.ENOMEM, "memory")])
+@pytest.mark.parametrize("nr,code,words", [(GEM_NEW, errno.ENOMEM, "out of memory"), (GEM_INFO, errno.ENOSPC, "address space"),
+                                           (GEM_INFO, errno.ENOMEM, "out of memory")])
 def test_a_failed_allocation_leaves_no_handle(qcom, nr, code, words):
   before = set(qcom.bos)
   qcom.fail[nr] = [code, code]
@@ -182,7 +183,7 @@ def test_a_freed_weight_never_reaches_the_kernel(qcom):
 
 # *** errors
 
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOENT, errno.EALREADY, errno.EFAULT, errno.ENOMEM, errno.ENOSPC, errno.EPERM, errno.ENXIO, errno.EBUSY])
+@pytest.mark.parametrize("code", [getattr(errno, e) for e in "EINVAL ENOENT EALREADY EFAULT ENOMEM ENOSPC EPERM ENXIO EBUSY".split()])
 def test_a_rejected_submit_is_one_error_with_the_facts(qcom, code):
   a = real()
   qcom.fail[SUBMIT] = [code]
