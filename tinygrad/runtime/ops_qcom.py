@@ -10,7 +10,7 @@ from tinygrad.renderer import Estimates
 from tinygrad.renderer.nir import IR3Renderer
 from tinygrad.runtime.autogen import mesa
 from tinygrad.runtime.support.hcq import HCQBuffer
-from tinygrad.runtime.support.hcq2 import HCQ2Compiled, HCQAllocator, HCQInfo, make_buf, make_call
+from tinygrad.runtime.support.hcq2 import HCQ_RUNTIME_DEV, HCQ2Compiled, HCQAllocator, HCQInfo, make_buf, make_call
 from tinygrad.runtime.support.hcq2 import get_submit, make_binary_patch, make_patches, make_submit
 from tinygrad.runtime.support.memory import TLSFAllocator
 from tinygrad.runtime.support.qcom_iface import BATCH, QCOMError, QCOMIface, ifaces
@@ -493,6 +493,7 @@ class QCOMDevice(HCQ2Compiled):
     self.bound:weakref.WeakKeyDictionary[UOp, tuple] = weakref.WeakKeyDictionary()
     self.inflight:list[Run] = []
     self.kept:QCOMError|None = None
+    if HCQ_RUNTIME_DEV.value != "CPU": raise RuntimeError(f"QCOM submits from compiled C: HCQ_RUNTIME_DEV must be CPU, not {HCQ_RUNTIME_DEV.value}")
     self.wait_timeout_ms = float(getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000))
     try: self.iface:QCOMIface = self._select_iface(device)
     except ExceptionGroup as e: raise RuntimeError("no usable QCOM device. " + "; ".join(str(x) for x in e.exceptions)) from e
@@ -553,16 +554,15 @@ class QCOMDevice(HCQ2Compiled):
 
   def _run(self, fxn, args:list, batch:memoryview, inputs:list[int], name:str):
     self.iface.check_process()
-    if self.kept is not None: self.raise_kept()
-    if not self.retired(batch[LAST]): self._wait(batch[LAST]) # the arena is patched in place
-    if len(self.inflight) >= 256 and self.retired(self.inflight[-1].timeline): self.synchronize()
-    live = self.iface.live
-    with live.lock:
+    with (live:=self.iface.live).lock:
+      if self.kept is not None: self.raise_kept()
+      if not self.retired(batch[LAST]): self._wait(batch[LAST]) # the arena is patched in place
+      if len(self.inflight) >= 256 and self.retired(self.inflight[-1].timeline): self.synchronize()
       live.reserve(max(batch[NREFS], len(inputs)))
       live.inputs[:len(inputs)] = inputs
       fxn(*args)
-    if self.queue.error: raise self.rejected()
-    self.inflight.append(Run(self.queue.timeline, self.queue.fence, name, batch, inputs))
+      if self.queue.error: raise self.rejected()
+      self.inflight.append(Run(self.queue.timeline, self.queue.fence, name, batch, inputs))
 
   def rejected(self) -> QCOMError:
     """The error of a batch that failed. What the kernel took of it is waited for: the next run patches the same arena."""
@@ -608,11 +608,12 @@ class QCOMDevice(HCQ2Compiled):
 
   def synchronize(self, timeout:int|None=None):
     self.iface.check_process()
-    if self.kept is not None: self.raise_kept()
-    if self.inflight:
-      self._wait(self.inflight[-1].timeline, timeout)
-      self.inflight.clear()
-    if self.prof_ents: self.collect_prof()
+    with self.iface.live.lock:
+      if self.kept is not None: self.raise_kept()
+      if self.inflight:
+        self._wait(self.inflight[-1].timeline, timeout)
+        self.inflight.clear()
+      if self.prof_ents: self.collect_prof()
 
   def drain(self):
     """Waits like synchronize where nobody can be told of a failure, and keeps it for who waits next."""

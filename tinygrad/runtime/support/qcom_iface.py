@@ -2,7 +2,7 @@ from __future__ import annotations
 import array, bisect, contextlib, ctypes, errno, functools, importlib, mmap, os, platform, threading, time
 from typing import TYPE_CHECKING, Any
 from tinygrad.device import TinyELF
-from tinygrad.helpers import PROFILE, Target, getenv, round_up, unwrap
+from tinygrad.helpers import PROFILE, Target, disable_gc, getenv, round_up, unwrap
 from tinygrad.renderer.cstyle import QCOMCLRenderer
 from tinygrad.renderer.nir import IR3Renderer
 from tinygrad.runtime.autogen import kgsl, libc, msm_drm
@@ -93,7 +93,7 @@ class Alloc(ctypes.Structure): _fields_ = list(ALLOC)
 DEAD = (1 << 64) - 1 # birth of an allocation that was freed but is kept for reuse
 
 class LiveAllocs:
-  """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Guarded by `lock`."""
+  """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Guarded by `lock`, and from collections that free."""
   def __init__(self, queue:Queue):
     self.queue, self.lock, self.starts, self.arr, self.marks = queue, threading.RLock(), list[int](), (Alloc * 256)(), array.array('I', [0]) * 256
     self.reserve(1)
@@ -109,6 +109,7 @@ class LiveAllocs:
       self.bos, self.inputs = (U64 * (2 * self.room))(), (U64 * self.room)()
       self.queue.bos, self.queue.inputs = ctypes.addressof(self.bos), ctypes.addressof(self.inputs)
 
+  @disable_gc()
   def add(self, start:int, size:int, handle:int, base:int):
     with self.lock:
       if (n:=len(self.starts)) == len(self.arr): self.arr = (Alloc * (2*n)).from_buffer_copy(bytes(self.arr) + bytes(ctypes.sizeof(self.arr)))
@@ -120,6 +121,7 @@ class LiveAllocs:
       self.arr[i] = Alloc(start, start + size, base, self.queue.serial, handle, 0)
       self.publish()
 
+  @disable_gc()
   def remove(self, start:int):
     with self.lock:
       p = (i:=bisect.bisect_left(self.starts, start)) * (sz:=ctypes.sizeof(Alloc)) + ctypes.addressof(self.arr)
