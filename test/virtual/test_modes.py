@@ -3,7 +3,7 @@
 A reference is numpy, never another run of the same device.
 """
 from __future__ import annotations
-import contextlib, io, os, pickle, re, subprocess, sys, textwrap, time
+import contextlib, gc, io, os, pickle, re, subprocess, sys, textwrap, threading, time
 import numpy as np
 import pytest
 from test.qcom_open import virtual
@@ -245,3 +245,41 @@ def test_viz_and_profile_files_of_a_whole_process(kind, tmp_path):
   graphs = [e for e in events if type(e).__name__ == "ProfileGraphEvent" and e.ents and e.ents[0].device == "QCOM"]
   assert sum(len(e.ents) for e in graphs) >= 10
   assert any(type(e).__name__ == "ProfileDeviceEvent" and e.device == "QCOM" for e in events)
+
+# *** life of a capture
+
+def test_dropped_captures_give_their_memory_back(kind):
+  with virtual(kind) as (_, dev):
+    x = Tensor(np.ones(1 << 16, np.float32)).realize()
+    def one(i):
+      f = TinyJit(lambda x: (((x + i).contiguous() * 2).contiguous().sum() + 1).realize())
+      for _ in range(3): assert f(x).item() == (1 + i) * 2 * (1 << 16) + 1
+    def live():
+      gc.collect()
+      return sum(dev.iface.live.arr[i].end - dev.iface.live.arr[i].start for i in range(len(dev.iface.live.starts)))
+    for i in range(2): one(i)
+    before = live()
+    for i in range(2, 6): one(i)
+    assert live() - before <= 4 * 4096, "more than the code of the new kernels, which is kept"
+
+def test_threads_that_replay_at_the_same_time(kind):
+  """Submits from several threads are in some order, each with its own inputs and buffer list."""
+  with virtual(kind):
+    fs = [TinyJit(lambda x, k=k: (x * k + 1).contiguous().realize()) for k in range(4)]
+    ins = [[Tensor(np.full(1000, 10 * k + j, np.float32)).realize() for j in range(5)] for k in range(4)]
+    for k in range(4):
+      for j in range(3): fs[k](ins[k][j])
+    wrong: list[object] = []
+    def work(k):
+      try:
+        for n in range(40):
+          if not (fs[k](ins[k][n % 5]).numpy() == (10 * k + n % 5) * k + 1).all(): wrong.append((k, n))
+      except BaseException as e: wrong.append(repr(e))
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert not wrong
+
+def test_a_submitter_on_another_device_is_refused():
+  with Context(HCQ_RUNTIME_DEV="NULL"), pytest.raises(RuntimeError, match="HCQ_RUNTIME_DEV must be CPU"):
+    with virtual("MSM"): pass
