@@ -58,7 +58,8 @@ def test_predication_masks_writes_and_stores():
   assert (got[:32] == np.where(LANE[:32] < 10, 2, 3)).all() and (got[32:] == 0xffffffff).all()
 
 def test_predication_false_side_first_and_refused_shapes():
-  out = run("cmps.u.lt p0.x, r0.x, 10\npredf\nmov.u32u32 r2.x, 3\npredt\nmov.u32u32 r2.x, 2\nprede\npredf\nadd.u r2.x, r2.x, 10\nprede", {}, {"r2.x": np.uint32})
+  out = run("cmps.u.lt p0.x, r0.x, 10\npredf\nmov.u32u32 r2.x, 3\npredt\nmov.u32u32 r2.x, 2\nprede\npredf\n"
+            "add.u r2.x, r2.x, 10\nprede", {}, {"r2.x": np.uint32})
   assert (out["r2.x"] == np.where(LANE < 10, 2, 13)).all()
   for text in ("predt\npredt\nprede\nend", "prede\nend", "predt\nnop\nend", "predt\njump #1\n(jp)prede\nend"):
     with pytest.raises(UnknownInstruction): launch(text)
