@@ -358,3 +358,21 @@ def test_a_workgroup_or_local_memory_beyond_the_chip_is_refused(monkeypatch):
         m.setattr(IR3Compiler, "unpack_lib", with_field(**fields))
         with pytest.raises(RuntimeError, match=words): ops_qcom.QCOMProgram(dev, key.to_elf())
     works()
+
+# *** closing
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_closed_device_holds_nothing_and_says_that_it_is_closed(kind):
+  with virtual(kind) as (machine, dev):
+    works()
+    kept = Tensor(np.ones(1000, np.float32)).realize()
+    later = kept + 1
+    dev.synchronize()
+    dev.iface.close()
+    dev.iface.close()
+    assert machine.gpu.idle(10)
+    assert not any(model(machine, kind).live().values()), model(machine, kind).live()
+    for touch in (kept.numpy, later.realize, dev.synchronize, lambda: Buffer("QCOM", 10, dtypes.float32).allocate()):
+      with pytest.raises(RuntimeError, match="closed"): touch()
+    del kept, later
+  with virtual(kind): works()

@@ -152,7 +152,7 @@ class QCOMIface:
 
   def __init__(self, dev:QCOMDevice, device_id:int):
     if device_id != 0: raise RuntimeError(f"{type(self).__name__}: there is one Adreno 630 per machine, device {device_id} does not exist")
-    self.dev, self.closed, self.pid, self.queue = dev, False, os.getpid(), Queue()
+    self.dev, self.closed, self.pid, self.queue, self.maps = dev, False, os.getpid(), Queue(), dict[int, int]()
     self.live = LiveAllocs(self.queue)
     try:
       self._open()
@@ -187,6 +187,7 @@ class QCOMIface:
         raise QCOMError(f"{self.prefix}{req} failed while {doing}: {errname(e.errno)} ({os.strerror(unwrap(e.errno))}){self._hint(e.errno)}") from e
 
   def check_process(self):
+    if self.closed and not hasattr(self, "fd"): raise QCOMError("QCOM is closed")
     if os.getpid() == self.pid: return
     raise QCOMError(f"QCOM was opened by process {self.pid}: process {os.getpid()}, a fork of it, can't use it. "
                     "Start workers with spawn, or open QCOM after the fork")
@@ -215,7 +216,10 @@ class QCOMIface:
       hint = ": add this user to the node's group (usually render or video)" if e.errno in (errno.EACCES, errno.EPERM) else ""
       raise RuntimeError(f"{type(self).__name__[:-5]}: can't open {path}: {errname(e.errno)} ({os.strerror(unwrap(e.errno))}){hint}") from e
 
-  def mapped(self, size:int, offset:int) -> int: return self.fd.mmap(0, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, offset)
+  def mapped(self, size:int, offset:int) -> int:
+    self.maps[addr:=self.fd.mmap(0, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, offset)] = size
+    return addr
+  def unmap(self, addr:int): self.io.munmap(addr, self.maps.pop(addr))
 
   def link_submitter(self, arg:Any, cmd:Any, request:str, bo_flags:int=0):
     """Prepares the queue for the C submitter: `arg` is the ioctl's argument, `cmd` the one command it points to, both reused by every submit."""
@@ -247,7 +251,9 @@ class QCOMIface:
     """Releases queue, handles, mappings and fd. Idempotent, works on a half-opened interface, leaves the parent's device alone in a forked child."""
     if self.closed: return
     self.closed = True
-    if os.getpid() == self.pid: self._close()
+    if os.getpid() != self.pid: return
+    self._close()
+    for addr in list(self.maps): self.unmap(addr)
   def device_fini(self): self.close()
   def _close_node(self): # now: the traceback of a failed open may hold on to the file
     self.fd.__del__()
@@ -319,7 +325,7 @@ class MSMIface(QCOMIface):
     return HCQBuffer(iova, size, meta=BO(h, cpu, size), view=MMIOInterface(cpu, size, fmt='B'), owner=self.dev)
 
   def free(self, buf:HCQBuffer):
-    self.io.munmap(buf.meta.cpu, buf.meta.size)
+    self.unmap(buf.meta.cpu)
     self.ioctl("GEM_CLOSE", "freeing a buffer", handle=buf.meta.handle)
 
   def map_host(self, ptr:int, size:int) -> HCQBuffer:
@@ -400,7 +406,7 @@ class KGSLIface(QCOMIface):
 
   def free(self, buf:HCQBuffer):
     self.ioctl("GPUOBJ_FREE", "freeing a buffer", id=buf.meta.handle)
-    self.io.munmap(buf.meta.cpu, buf.meta.size)
+    self.unmap(buf.meta.cpu)
 
   def map_host(self, ptr:int, size:int) -> HCQBuffer:
     """Maps caller-owned memory, which KGSL does not keep coherent: the CPU's cache lines are cleaned here. KGSL's own memory is mapped already."""
