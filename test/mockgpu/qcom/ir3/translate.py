@@ -5,7 +5,7 @@ beyond its row (source modifiers, saturation, width change, predicate destinatio
 It also proves which register reads follow a write on every path; only the others are checked at run time.
 """
 from __future__ import annotations
-import struct
+import dataclasses, struct
 from dataclasses import dataclass
 import numpy as np
 from test.mockgpu.qcom.ir3.decode import Instr, Operand, reg_name
@@ -387,11 +387,12 @@ class Translator:
     if lane is None: raise UnknownInstruction(i.pc, i.word, i.name)
     if st[0] == "f" and dt[0] != "f": lane = cov_lane(st, dt, i.round)
     assert i.dst is not None and lane is not None
+    src = dataclasses.replace(i.src[0], half=True) if is_half(st) else i.src[0]  # an 8-bit immediate is printed as full and read as half
     res = {"u8": "u16", "s8": "u16"}.get(lane.dst, lane.dst)
     for k in range(i.rpt + 1):
       self.used = {"r": 0, "h": 0}
       self._checks(i.pc, k)
-      self.store(i.dst, k, res, i.pc, lane.key, a=self.source(i.src[0], st[0], k, i.pc))
+      self.store(i.dst, k, res, i.pc, lane.key, a=self.source(src, st[0], k, i.pc))
       self._notes(i.pc, k)
 
   def _swz(self, i: Instr) -> None:
