@@ -93,7 +93,7 @@ class Alloc(ctypes.Structure): _fields_ = list(ALLOC)
 DEAD = (1 << 64) - 1 # birth of an allocation that was freed but is kept for reuse
 
 class LiveAllocs:
-  """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Guarded by `lock`, add and remove also from GC."""
+  """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Guarded by `lock`, changed with the GC off."""
   def __init__(self, queue:Queue):
     self.queue, self.lock, self.starts, self.arr, self.marks = queue, threading.RLock(), list[int](), (Alloc * 256)(), array.array('I', [0]) * 256
     self.reserve(1)
