@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from tinygrad import Tensor, dtypes
 from tinygrad.helpers import Context
+from tinygrad.uop.ops import AxisType, KernelInfo, UOp
 from test.virtual import ir3_core
 
 rng = np.random.default_rng(11)
@@ -172,6 +173,16 @@ def test_unoptimised_kernels_use_loops_and_private_memory(dev):
   with Context(NOOPT=1):
     np.testing.assert_allclose((Tensor(a, device=dev) @ Tensor(a.T.copy(), device=dev)).numpy(), a @ a.T, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(Tensor(a, device=dev).max(1).numpy(), a.max(1))
+
+def test_a_kernel_reads_what_it_stored(dev):
+  a, b = (rng.standard_normal((10, 10)).astype(np.float32) for _ in range(2))
+  def matmul(c: UOp, a: UOp, b: UOp) -> UOp:
+    i, j, k = UOp.range(10, 0), UOp.range(10, 1), UOp.range(10, 2, axis_type=AxisType.REDUCE)
+    c = c[i, j].set(0.0)
+    return c[i, j].set(c.after(k)[i, j] + a[i, k] * b[k, j], end=k).end(i, j).sink(arg=KernelInfo(opts_to_apply=()))
+  out = Tensor.full((10, 10), 1e6, device=dev).contiguous().realize()
+  got = Tensor.custom_kernel(out, Tensor(a, device=dev), Tensor(b, device=dev), fxn=matmul)[0]
+  np.testing.assert_allclose(got.numpy(), a @ b, rtol=1e-5, atol=1e-5)
 
 @pytest.mark.parametrize("half", (0, 1), ids=("texels-32", "texels-16"))
 def test_images(dev, half):
