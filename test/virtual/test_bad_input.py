@@ -8,6 +8,7 @@ from test.mockgpu import qcom
 from test.mockgpu.qcom.gpu import Strict
 from tinygrad import Device, Tensor, TinyJit, dtypes
 from tinygrad.device import Buffer, BufferSpec
+from tinygrad.engine.jit import JitError
 from tinygrad.runtime import ops_qcom
 from tinygrad.runtime.support import qcom_iface
 from tinygrad.runtime.support.qcom_iface import QCOMError
@@ -172,7 +173,7 @@ def test_an_input_that_was_freed_is_an_error_and_not_a_read_of_old_memory(kind):
     x = Tensor(np.ones(1000, np.float32)).realize()
     x.uop.buffer.deallocate()
     submits = model(machine, kind).calls[SUBMIT[kind]]
-    with pytest.raises((IndexError, AssertionError, RuntimeError)): f(x).numpy() # of TinyJit, before anything reaches the device
+    with pytest.raises((IndexError, AssertionError, RuntimeError, JitError)): f(x).numpy() # of TinyJit, before anything reaches the device
     assert model(machine, kind).calls[SUBMIT[kind]] == submits
     np.testing.assert_array_equal(f(Tensor(np.full(1000, 3, np.float32)).realize()).numpy(), np.full(1000, 16))
 
@@ -255,6 +256,23 @@ def test_what_depends_on_a_rejected_submit_is_refused_until_it_is_computed_again
     with pytest.raises(QCOMError, match="undefined"): (out + 1).numpy()
     np.testing.assert_array_equal(f(b).numpy(), (np.arange(100) + 50) * 2)
     np.testing.assert_array_equal(out.numpy(), (np.arange(100) + 50) * 2)
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_undefined_buffer_stays_so_when_another_kernel_writes_a_part_of_it(kind):
+  with virtual(kind) as (machine, _):
+    cache = Tensor.zeros(100).contiguous().realize()
+    fill, part = TinyJit(lambda x: cache.assign(x * 2).realize()), TinyJit(lambda x: cache[17:34].assign(x + 1).realize())
+    a, b = Tensor(np.arange(100, dtype=np.float32)).realize(), Tensor(np.arange(17, dtype=np.float32)).realize()
+    for _ in range(3): fill(a), part(b)
+    want = np.arange(100, dtype=np.float32) * 2
+    want[17:34] = np.arange(17) + 1
+    np.testing.assert_array_equal(cache.numpy(), want)
+    fail_next(machine, kind, SUBMIT[kind], errno.EINVAL)
+    with pytest.raises(QCOMError, match="EINVAL"): fill(Tensor(np.arange(100, dtype=np.float32) + 7).realize())
+    with contextlib.suppress(QCOMError): part(b)
+    with pytest.raises(QCOMError, match="undefined"): cache.numpy()
+    fill(a), part(b)
+    np.testing.assert_array_equal(cache.numpy(), want)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_undefined_buffer_is_defined_again_by_a_copy(kind):

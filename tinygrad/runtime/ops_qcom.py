@@ -13,7 +13,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tinygrad.runtime.support.hcq2 import HCQ_RUNTIME_DEV, HCQ2Compiled, HCQAllocator, HCQInfo, make_buf, make_call
 from tinygrad.runtime.support.hcq2 import get_submit, make_binary_patch, make_patches, make_submit
 from tinygrad.runtime.support.memory import TLSFAllocator
-from tinygrad.runtime.support.qcom_iface import BATCH, QCOMError, QCOMIface, ifaces
+from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, QCOMError, QCOMIface, ifaces
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat, sint
 from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime
 
@@ -598,8 +598,8 @@ class QCOMDevice(HCQ2Compiled):
     lost, progress = next((r for r in self.inflight if not self.retired(r.timeline)), run), self._progress(run)
     for r in self.inflight:
       if not self.iface.wait(r.fence, int(self.wait_timeout_ms)): continue
-      for addr in r.written():
-        if (a:=self.iface.live.find(addr)) is not None: a.tainted = 1
+      for addr,taint in r.written():
+        if (a:=self.iface.live.find(addr)) is not None: a.tainted = taint if a.tainted in (0, taint) else BEYOND_REPAIR
     self.inflight.clear()
     self.prof_ents.clear()
     self.done[0] = self.queue.timeline & 0xffffffff
@@ -636,6 +636,7 @@ class Run:
   """A batch that was submitted: its value of the device's timeline, the kernel's fence, and what it references."""
   def __init__(self, timeline:int, fence:int, name:str, batch:memoryview, inputs:list[int]):
     self.timeline, self.fence, self.name, self.batch, self.inputs, self.keep = timeline, fence, name, batch, inputs, None
-  def written(self) -> list[int]:
-    refs = to_mv(self.batch[BATCH.index("refs")], 16 * self.batch[NREFS])
-    return [self.inputs[i] if f & 4 else addr for addr,i,f in struct.iter_unpack("<QII", refs) if f & 2]
+  def written(self) -> list[tuple[int, int]]:
+    """Addresses the batch writes, and what taints them if it is lost: the batch can run again, but not on what it was already updating in place."""
+    refs, taint = to_mv(self.batch[BATCH.index("refs")], 16 * self.batch[NREFS]), self.batch[BATCH.index("id")] & 0xffffffff
+    return [(self.inputs[i] if f & 4 else addr, BEYOND_REPAIR if f & 1 else taint) for addr,i,f in struct.iter_unpack("<QII", refs) if f & 2]

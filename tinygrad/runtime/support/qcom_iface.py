@@ -20,12 +20,13 @@ struct alloc { u64 start, end, base, birth; u32 handle, tainted; };
 struct ref { u64 addr; u32 input, flags; };           // flags: 1 = read before the batch writes it, 2 = written, 4 = address is inputs[input]
 struct patch { u64 dst; u32 ref, pad; u64 addend; };  // *(u64*)(arena + dst) = address of ref + addend
 struct seg { u64 offset, size, refs, nrefs; };        // one IB: bytes in the arena, a slice of segrefs
-struct batch { u64 arena, refs, nrefs, patches, nstatic, npatches, segs, nsegs, segrefs, timeline_dst, last, birth; };
-struct queue { u64 ioctl, errno_fn, fd, request, arg, cmd, allocs, nallocs, marks, bos, inputs, serial, timeline, fence, error, error_arg, submits; };
+struct batch { u64 arena, refs, nrefs, patches, nstatic, npatches, segs, nsegs, segrefs, timeline_dst, last, birth, id; };
+struct queue { u64 ioctl, errno_fn, fd, request, arg, cmd, allocs, nallocs, marks, bos, inputs, serial;
+  u64 timeline, fence, error, error_arg, submits, batches; };
 #define AT(T, base, off) (*(T*)((char*)(base) + (off)))
 static struct alloc* find(struct queue* q, u64 addr);
 static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos);
-static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg);
+static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg, u32 begun);
 static u64 addr_of(struct queue* q, struct ref* r) { return (r->flags & 4) ? ((u64*)q->inputs)[r->input] : r->addr; }
 static int do_ioctl(struct queue* q);
 
@@ -33,11 +34,11 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
   struct ref* refs = (struct ref*)b->refs; struct patch* ps = (struct patch*)b->patches;
   struct seg* segs = (struct seg*)b->segs; u32* segrefs = (u32*)b->segrefs, *marks = (u32*)q->marks;
   if (q->error) return q->error;
-  if (!b->birth) b->birth = q->serial;
+  if (!b->birth) { b->birth = q->serial; b->id = ++q->batches; }
   for (u64 i = 0; i < b->nrefs; i++) {
     struct alloc* a = find(q, addr_of(q, &refs[i]));
-    if (!a || a->birth > ((refs[i].flags & 4) ? q->serial : b->birth)) return fail(q, b, 1001, addr_of(q, &refs[i]));
-    if (a->tainted && (refs[i].flags & 1)) return fail(q, b, 1002, addr_of(q, &refs[i]));
+    if (!a || a->birth > ((refs[i].flags & 4) ? q->serial : b->birth)) return fail(q, b, 1001, addr_of(q, &refs[i]), 0);
+    if (a->tainted && (refs[i].flags & 1) && a->tainted != (u32)b->id) return fail(q, b, 1002, addr_of(q, &refs[i]), 0);
   }
   for (u64 i = b->last ? b->nstatic : 0; i < b->npatches; i++) *(u64*)(b->arena + ps[i].dst) = addr_of(q, &refs[ps[i].ref]) + ps[i].addend;
   AT(u32, b->arena, b->timeline_dst) = (u32)(q->timeline + 1);
@@ -52,9 +53,12 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
       ((u64*)q->bos)[2*n] = BO_FLAGS | (u64)a->handle << 32; ((u64*)q->bos)[2*n+1] = 0; n++;
     }
     int err = kernel_submit(q, ib, refs[0].addr + segs[s].offset, segs[s].size, n);
-    if (err) return fail(q, b, (u64)err, s);
+    if (err) return fail(q, b, (u64)err, s, s > 0);
   }
-  for (u64 i = 0; i < b->nrefs; i++) if ((refs[i].flags & 3) == 2) find(q, addr_of(q, &refs[i]))->tainted = 0;
+  for (u64 i = 0; i < b->nrefs; i++) {
+    struct alloc* a = find(q, addr_of(q, &refs[i]));
+    if ((refs[i].flags & 2) && a->tainted == (u32)b->id) a->tainted = 0;
+  }
   b->last = ++q->timeline;
   return 0;
 }
@@ -63,10 +67,14 @@ static struct alloc* find(struct queue* q, u64 addr) {
   while (lo < hi) { u64 mid = (lo + hi) / 2; if (a[mid].start <= addr) lo = mid + 1; else hi = mid; }
   return lo && addr < a[lo-1].end ? &a[lo-1] : 0;
 }
-// nothing that this batch should have written may be taken for its result
-static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg) {
+// Nothing that this batch should have written may be taken for its result until the batch runs again: others may write a part of it only.
+// If it was begun, what it reads and writes is beyond repair.
+static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg, u32 begun) {
   struct ref* refs = (struct ref*)b->refs;
-  for (u64 i = 0; i < b->nrefs; i++) { struct alloc* a = find(q, addr_of(q, &refs[i])); if (a && (refs[i].flags & 2)) a->tainted = 1; }
+  for (u64 i = 0; i < b->nrefs; i++) {
+    struct alloc* a = find(q, addr_of(q, &refs[i])); u32 id = begun && (refs[i].flags & 1) ? BEYOND_REPAIR : (u32)b->id;
+    if (a && (refs[i].flags & 2)) a->tainted = !a->tainted || a->tainted == id ? id : BEYOND_REPAIR;
+  }
   q->error_arg = arg;
   return q->error = error;
 }
@@ -85,12 +93,13 @@ def off(st:Any, field:str) -> int: return next(o for n,_,o,*_ in st._real_fields
 
 U64 = ctypes.c_uint64
 QUEUE = ("ioctl", "errno_fn", "fd", "request", "arg", "cmd", "allocs", "nallocs", "marks", "bos", "inputs", "serial", "timeline", "fence", "error",
-         "error_arg", "submits")
-BATCH = ("arena", "refs", "nrefs", "patches", "nstatic", "npatches", "segs", "nsegs", "segrefs", "timeline_dst", "last", "birth")
+         "error_arg", "submits", "batches")
+BATCH = ("arena", "refs", "nrefs", "patches", "nstatic", "npatches", "segs", "nsegs", "segrefs", "timeline_dst", "last", "birth", "id")
 ALLOC = (("start", U64), ("end", U64), ("base", U64), ("birth", U64), ("handle", ctypes.c_uint32), ("tainted", ctypes.c_uint32))
 class Queue(ctypes.Structure): _fields_ = [(n, U64) for n in QUEUE]
 class Alloc(ctypes.Structure): _fields_ = list(ALLOC)
 DEAD = (1 << 64) - 1 # birth of an allocation that was freed but is kept for reuse
+BEYOND_REPAIR = 0xffffffff # tainted by more than a batch that can run again
 
 class LiveAllocs:
   """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Guarded by `lock`, changed with the GC off."""
@@ -226,7 +235,8 @@ class QCOMIface:
     from tinygrad.runtime.ops_cpu import CPUProgram
     from tinygrad.device import Device
     q, src, compiler = self.queue, SUBMIT_SRC + self.submit_src, ClangCompiler(unwrap(Device["CPU"].arch).split(","), "compile_qcom_submit")
-    for k,v in {"BO_FLAGS": bo_flags, "RETRY0": self.retry[0], "RETRY1": self.retry[1]}.items(): src = src.replace(k, str(v))
+    for k,v in {"BO_FLAGS": bo_flags, "BEYOND_REPAIR": BEYOND_REPAIR, "RETRY0": self.retry[0], "RETRY1": self.retry[1]}.items():
+      src = src.replace(k, str(v))
     for typ in (type(arg), type(cmd)):
       for n,_,o,*_ in typ._real_fields_: src = src.replace(f"@{typ.__name__.removeprefix('struct_')}.{n}@", str(o))
     if not hasattr(self, "prog"): self.prog = CPUProgram(Device["CPU"], TinyELF(compiler.compile_cached(src), "qcom_submit", Target(), ()))
@@ -245,7 +255,8 @@ class QCOMIface:
     return QCOMError(f"{self.prefix}{self.submit_name} rejected IB {arg} of the batch: {errname(err)} ({os.strerror(err)}){self._hint(err)}")
   submit_name = ""
   def undefined(self, addr:int) -> QCOMError:
-    return QCOMError(f"the buffer at {addr:#x} was to be written by a submit that failed, its contents are undefined: compute or copy it again")
+    return QCOMError(f"the buffer at {addr:#x} was to be written by a submit that failed, its contents are undefined: "
+                     "run what writes it again, or copy it again")
 
   def close(self):
     """Releases queue, handles, mappings and fd. Idempotent, works on a half-opened interface, leaves the parent's device alone in a forked child."""
