@@ -87,6 +87,8 @@ static int do_ioctl(struct queue* q) {
 }
 """
 
+ARM64 = platform.machine().lower() in ("aarch64", "arm64")
+
 class QCOMError(RuntimeError): pass
 
 def off(st:Any, field:str) -> int: return next(o for n,_,o,*_ in st._real_fields_ if n == field)
@@ -375,7 +377,8 @@ def kgsl_flag(name:str, val:int) -> int: return (val << getattr(kgsl, f"{name}_S
 
 class KGSLIface(QCOMIface):
   """Downstream Linux (msm-4.9 to 5.4), drivers/gpu/msm/kgsl. Every mapped buffer is visible to every submit, at its CPU address."""
-  api, prefix, submit_name, renderers, node = kgsl, "IOCTL_KGSL_", "GPU_COMMAND", [QCOMCLRenderer, IR3Renderer], "/dev/kgsl-3d0"
+  api, prefix, submit_name, node = kgsl, "IOCTL_KGSL_", "GPU_COMMAND", "/dev/kgsl-3d0"
+  renderers = [QCOMCLRenderer, IR3Renderer] if ARM64 else [IR3Renderer, QCOMCLRenderer] # the vendor's compiler is an arm64 library
   dump = "/sys/class/kgsl/kgsl-3d0/snapshot (root)"
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos) {
   AT(u64, q->cmd, @kgsl_command_object.gpuaddr@) = addr; AT(u64, q->cmd, @kgsl_command_object.size@) = size;
@@ -465,7 +468,7 @@ class KGSLIface(QCOMIface):
 
 def clean_dcache(ptr:int, size:int):
   """Writes the CPU's cache lines of [ptr, ptr+size) back to memory, where the GPU reads. Only arm64 has GPUs that need it (DC CVAC, Arm ARM D7.5)."""
-  if platform.machine().lower() not in ("aarch64", "arm64"): return
+  if not ARM64: return
   from tinygrad.runtime.ops_cpu import CPUProgram
   from tinygrad.device import Device
   src = "void clean(char* p, char* end) { for (; p < end; p += 64) __asm__ volatile(\"dc cvac, %0\" :: \"r\"(p) : \"memory\"); " \
