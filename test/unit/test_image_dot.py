@@ -15,11 +15,13 @@ class TestImageDot(unittest.TestCase):
         tol = 2e-2 if context else 1e-5
         np.testing.assert_allclose(got, want, rtol=tol, atol=tol)
 
-  def test_broadcast_of_the_left(self): self.check(((1, 3, 4), (2, 4, 5)), ((3, 4), (2, 4, 5)), ((2, 1, 3, 4), (1, 5, 4, 2)), ((2, 1, 3, 4), (5, 4, 2)))
+  def test_broadcast_of_the_left(self):
+    self.check(((1, 3, 4), (2, 4, 5)), ((3, 4), (2, 4, 5)), ((2, 1, 3, 4), (1, 5, 4, 2)), ((2, 1, 3, 4), (5, 4, 2)))
   def test_broadcast_of_the_right(self): self.check(((2, 5, 3, 4), (2, 1, 4, 2)), ((2, 3, 8, 8), (2, 1, 8, 4)), ((3, 2, 2, 3, 4), (3, 1, 1, 4, 2)))
   def test_broadcast_of_both(self): self.check(((5, 3, 4), (2, 5, 4, 2)), ((2, 1, 4, 3, 4), (1, 3, 1, 4, 6)), ((1, 1, 3), (4, 3, 3)))
   def test_no_broadcast(self):
-    self.check(((2, 3), (3, 4)), ((2, 3, 4), (2, 4, 5)), ((2, 5, 3, 4), (5, 4, 2)), ((2, 3, 4), (4, 5)), ((7, 2, 3, 4), (1, 1, 4, 2)), ((1, 1), (1, 1)))
+    self.check(((2, 3), (3, 4)), ((2, 3, 4), (2, 4, 5)), ((2, 5, 3, 4), (5, 4, 2)), ((2, 3, 4), (4, 5)), ((7, 2, 3, 4), (1, 1, 4, 2)),
+               ((1, 1), (1, 1)))
   def test_vectors(self): self.check(((3,), (3,)), ((2, 4), (4,)), ((2, 3, 4), (4,)), ((4,), (4, 5)), ((4,), (2, 4, 5)), ((1, 1, 4), (2, 4, 5)))
   def test_nothing_in_it(self): self.check(((0, 3, 4), (4, 5)), ((2, 0, 4), (4, 5)), ((2, 3, 0), (0, 5)))
   def test_half_images(self): self.check(((3, 8), (2, 8, 5)), ((2, 5, 3, 4), (2, 1, 4, 2)), ((2, 4), (4,)), FLOAT16=1)

@@ -27,7 +27,8 @@ except RuntimeError as e: print("refused:", e)""" for e in exprs) + "\nprint('al
     ret = run("Tensor.empty(16, dtype=dtypes.float64).flip(0).contiguous().realize(); print('moved')")
     self.assertIn("moved", ret.stdout, ret.stderr[-300:])
   def test_other_dtypes_compile(self):
-    ret = run("for d in (dtypes.half, dtypes.bfloat16, dtypes.fp8e4m3, dtypes.int64, dtypes.bool): (Tensor.empty(16, dtype=d)*2).realize()\nprint('ok')")
+    ret = run("for d in (dtypes.half, dtypes.bfloat16, dtypes.fp8e4m3, dtypes.int64, dtypes.bool):"
+              " (Tensor.empty(16, dtype=d)*2).realize()\nprint('ok')")
     self.assertIn("ok", ret.stdout, ret.stderr[-300:])
 
 if __name__ == "__main__": unittest.main()

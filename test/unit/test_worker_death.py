@@ -43,7 +43,8 @@ class TestWorkerDeath(unittest.TestCase):
   def test_exit(self): self.check_death("os._exit(3)", "exit code 3")
 
   def test_beam(self):
-    out = self.run_deadly("attempt(Tensor.empty(64, 64).exp2())\nattempt(Tensor.empty(64, 64).sqrt())\nprint('recovered')", BEAM="1", IGNORE_BEAM_CACHE="1")
+    out = self.run_deadly("attempt(Tensor.empty(64, 64).exp2())\nattempt(Tensor.empty(64, 64).sqrt())\nprint('recovered')",
+                          BEAM="1", IGNORE_BEAM_CACHE="1")
     self.assertIn("SIGABRT", out)
     self.assertIn("recovered", out)
 
