@@ -6,6 +6,7 @@ real mappings of the BOs' memfds; they are recorded here, because they keep a BO
 from __future__ import annotations
 import bisect, ctypes, errno, mmap, os, sys, threading, traceback, weakref
 from typing import Any, NamedTuple
+from test.mockgpu.qcom.collector import outside_python
 from test.mockgpu.qcom.kernel import MAP_FIXED, MAP_FIXED_NOREPLACE, PAGE, error, libc, real_mmap
 
 class Vma(NamedTuple):
@@ -78,7 +79,7 @@ class VirtualFile:
       raise error(errno.EINVAL, f"mmap of {size} bytes at {start:#x}, offset {offset:#x}: empty or unaligned")
     model = self.model
     model.count("mmap")
-    with model.lock: return model.mmap(self.client, start, -(-size // PAGE) * PAGE, prot, flags, offset)
+    with outside_python, model.lock: return model.mmap(self.client, start, -(-size // PAGE) * PAGE, prot, flags, offset)
 
   def close(self) -> None:
     """Releases what this open of the node holds. Idempotent. CPU mappings stay valid."""
@@ -87,7 +88,7 @@ class VirtualFile:
     os.close(self.fd)
     self.fd = -1
     if not self.model.machine.forked:
-      with self.model.lock: self.model.release(self.client)
+      with outside_python, self.model.lock: self.model.release(self.client)
 
   def __enter__(self) -> VirtualFile: return self
   def __exit__(self, *exc: object) -> None: self.close()
@@ -97,7 +98,8 @@ class VirtualFile:
 def munmap(addr: int, size: int) -> int:
   """Unmaps [addr, addr+size) like munmap(2): 0, or -1 with ctypes.get_errno(). Mappings of BOs must be released through here to be counted."""
   if (ret:=libc.munmap(addr, size)) == 0:
-    for owner in vmas.punch(addr, -(-size // PAGE) * PAGE): owner.unmapped()
+    with outside_python:
+      for owner in vmas.punch(addr, -(-size // PAGE) * PAGE): owner.unmapped()
   return ret
 
 def map_shared(owner: Any, fd: int, start: int, size: int, prot: int, flags: int) -> int:

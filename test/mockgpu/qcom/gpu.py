@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from . import report
+from .collector import outside_python
 from .memory import BoInfo, Space
 from .report import Violation
 if TYPE_CHECKING: from .cp import Pending
@@ -239,6 +240,9 @@ class VirtualGPU:
         else: self._cond.wait()
 
   def _run(self) -> None:
+    with outside_python: self._work()
+
+  def _work(self) -> None:
     while (job := self._next()) is not None:
       result = job.result
       try:

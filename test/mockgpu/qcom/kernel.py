@@ -7,6 +7,7 @@ from __future__ import annotations
 import bisect, collections, contextlib, ctypes, dataclasses, errno, functools, heapq, json, mmap, operator, os, pathlib, struct, time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+from test.mockgpu.qcom.collector import outside_python
 
 PAGE = 4096
 ENOTSUPP, ETOOSMALL = 524, 525                          # kernel-private codes that both drivers leak to userspace
@@ -280,7 +281,7 @@ class Model:
     ok = False
     try:
       self.count(name)
-      with self.lock: handler(file, rec)
+      with outside_python, self.lock: handler(file, rec)
       ok = True
     except OSError as e:
       self.machine.log(f"{self.prefix[0]}{name}: errno {e.errno}: " + "; ".join(getattr(e, "__notes__", ())))
