@@ -154,6 +154,7 @@ def main() -> str:
          f"{time.perf_counter() - began:.0f} s"
 
 if __name__ == "__main__":
+  if sys.argv[1:]: sys.exit(f"demo: takes no arguments, not {' '.join(sys.argv[1:])}; DEV and IMAGE=1 choose how it runs")
   try: verdict = main()
   except KeyboardInterrupt: sys.exit("demo: FAILED interrupted")
   except Exception as e: # whatever it is, it is told in words

@@ -46,6 +46,9 @@ def apply(checkout: pathlib.Path) -> list[str]:
   if (dirty := out(git(top, "status", "--porcelain", "--untracked-files=no")).splitlines()):
     raise Problem(f"{top} has changes that are not committed ({dirty[0].split()[-1]}{' ...' if len(dirty) > 1 else ''}); commit or stash them first")
   series = ser.load()
+  titles = out(git(top, "log", "-200", "--format=%s")).splitlines()
+  if (there := [e.name for e in series.entries if ser.message(e).split("\n")[0] in titles]):
+    raise Problem(f"{top} has commits of this series already ({', '.join(there)}); apply it to a branch without them")
   base, commits = tree.history(series)
   applied = apply_series(top, out(git(top, "rev-parse", "HEAD")), series, base, commits, go_on=False)
   # refuses, with nothing changed, if an untracked file is in the way

@@ -201,7 +201,8 @@ def selftest(dev: str) -> Finding:
   return Finding(subject, "problem", f"DEV={dev}: {said}", repeat, {"stderr": lines[-20:]})
 
 def choose(found: list[Finding]) -> str:
-  """DEV for the self-test: the node that works, mainline first, else the virtual device."""
+  """DEV for the self-test: the user's own if it names QCOM, else the node that works, mainline first, else the virtual device."""
+  if "QCOM" in (dev := os.environ.get("DEV", "")): return dev
   usable = [f.subject for f in found if f.state == "ok"]
   return "MSM+QCOM" if any("/dri/" in n for n in usable) else "KGSL+QCOM" if "/dev/kgsl-3d0" in usable else "MOCKMSM+QCOM"
 
