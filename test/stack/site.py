@@ -1,6 +1,7 @@
 """A clone in miniature: the real `dev` and `stack/`, over an invented base package that needs no network."""
 from __future__ import annotations
 import hashlib, io, json, os, pathlib, shutil, subprocess, tarfile, zipfile
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASE = {  # the "unmodified tinygrad" of these tests
@@ -120,3 +121,9 @@ def state(at: pathlib.Path) -> tuple[str, str, dict[str, bytes]]:
   """All that a command which must change nothing could have changed: commit, status, working files."""
   files = {str(p.relative_to(at)): p.read_bytes() for p in at.rglob("*") if p.is_file() and ".git" not in p.relative_to(at).parts}
   return git(at, "rev-parse", "HEAD"), git(at, "status", "--porcelain"), files
+
+# imported by the test modules: a conftest.py below a linked folder would put this repository's `test` before the tree's
+@pytest.fixture(name="site")
+def site_fixture(tmp_path: pathlib.Path) -> Site:
+  if not (ROOT / ".venv" / "requirements.sha256").is_file(): pytest.skip("needs the .venv that `dev` makes")
+  return Site(tmp_path / "clone", ROOT / ".venv")

@@ -1,7 +1,7 @@
 """`dev apply`, `dev export`, `dev rebase`: the series leaves this repository whole or not at all, and a clean apply is not taken for proof."""
 from __future__ import annotations
 import pathlib, subprocess
-from test.stack.site import BASE, Site, git, state
+from test.stack.site import BASE, Site, git, state, site_fixture  # noqa: F401
 
 def test_apply_commits_the_series_with_its_messages(site: Site):
   there = site.checkout("there", BASE)

@@ -1,6 +1,6 @@
 """`dev check`: accepts a commit only if its tests fail before it for the stated reason, pass after it, and nothing else changed."""
 from __future__ import annotations
-from test.stack.site import DOUBLE, HALF, HALF_TEST, SERIES, Site, entry
+from test.stack.site import DOUBLE, HALF, HALF_TEST, SERIES, Site, entry, site_fixture  # noqa: F401
 
 HALF_KEYS = {"patch": "patches/02-half.patch", "files": ["test/unit/test_half.py"], "proves": ["test/unit/test_half.py::test_half"]}
 

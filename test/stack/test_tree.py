@@ -1,7 +1,7 @@
 """`dev tree`: what the built tree holds, and that neither edits nor this repository's own files are ever lost."""
 from __future__ import annotations
 import os
-from test.stack.site import DOUBLE, FIX_HALF, HALF, SERIES, Site, entry, git
+from test.stack.site import DOUBLE, FIX_HALF, HALF, SERIES, Site, entry, git, site_fixture  # noqa: F401
 
 def test_history_is_the_base_and_one_commit_an_entry(site: Site):
   site.ok("tree")
