@@ -1,7 +1,7 @@
 """Raw clients of the kernel models: structs are packed with the compiler's layouts, no bindings; and a GPU whose jobs end when the test says so."""
 from __future__ import annotations
 import ctypes, mmap, os, threading, time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from test.mockgpu import qcom
 from test.mockgpu.qcom import kgsl, msm
@@ -128,3 +128,9 @@ class Kgsl(Node):
     p = self.buffer(data.ljust(size, b"\0"))
     self("DEVICE_GETPROPERTY", type=kind, value=p, sizebytes=size)
     return self.bytes_at(p, size)
+
+def errno_of(call: Callable[[], Any]) -> int:
+  """The errno that `call` fails with, 0 if it does not fail."""
+  try: call()
+  except OSError as e: return e.errno or -1
+  return 0

@@ -10,7 +10,7 @@ from test.mockgpu.qcom import kgsl
 from test.mockgpu.qcom.gpu import FaultRecord
 from test.mockgpu.qcom.kernel import ENOTSUPP, GpuViolation, libc, real_mmap
 from test.mockgpu.qcom.report import Violation
-from test.virtual.kernel_client import RW, HeldGPU, Kgsl, Msm, boot
+from test.virtual.kernel_client import RW, HeldGPU, Kgsl, Msm, boot, errno_of
 from test.virtual.unmodified import base_archives, environment
 
 BAD = 0xdeadbeef
@@ -19,11 +19,6 @@ PREAMBLE, NO_GMEM, SECURE, USER_TS, NO_FT, PER_TS = 0x10, 2, 0x20000, 0x80, 0x20
 OK_CTX = PREAMBLE | NO_GMEM
 CPU_MAP, ALIGN12, READONLY = 0x10000000, 12 << 16, 0x01000000
 CONSUMED, RETIRED, QUEUED = 1, 2, 3
-
-def errno_of(call: Callable[[], Any]) -> int:
-  try: call()
-  except OSError as e: return e.errno or -1
-  return 0
 
 @dataclass
 class Rule:

@@ -9,16 +9,11 @@ from test.mockgpu import qcom
 from test.mockgpu.qcom import msm
 from test.mockgpu.qcom.kernel import ETOOSMALL, GpuViolation, libc, real_mmap
 from test.virtual.rig import Stream
-from test.virtual.kernel_client import CACHED, COHERENT, READ, RW, SUBMIT_3D, UNCACHED, WC, WRITE, HeldGPU, Msm, boot, deadline
+from test.virtual.kernel_client import CACHED, COHERENT, READ, RW, SUBMIT_3D, UNCACHED, WC, WRITE, HeldGPU, Msm, boot, deadline, errno_of
 
 ALL, OLD, NEW = ("6.1", "6.6", "6.12", "7.2"), ("6.1", "6.6"), ("6.12", "7.2")
 NO_IMPLICIT, FD_IN, FD_OUT, SUDO, SYNC_IN, SYNC_OUT, SN_IN = (1 << b for b in (31, 30, 29, 28, 27, 26, 25))
 BAD = 0xdeadbeef                                       # a handle or address nobody has
-
-def errno_of(call: Callable[[], Any]) -> int:
-  try: call()
-  except OSError as e: return e.errno or -1
-  return 0
 
 @dataclass
 class Rule:

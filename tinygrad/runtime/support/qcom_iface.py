@@ -91,8 +91,6 @@ ARM64 = platform.machine().lower() in ("aarch64", "arm64")
 
 class QCOMError(RuntimeError): pass
 
-def off(st:Any, field:str) -> int: return next(o for n,_,o,*_ in st._real_fields_ if n == field)
-
 U64 = ctypes.c_uint64
 QUEUE = ("ioctl", "errno_fn", "fd", "request", "arg", "cmd", "allocs", "nallocs", "marks", "bos", "inputs", "serial", "timeline", "fence", "error",
          "error_arg", "submits", "batches")
