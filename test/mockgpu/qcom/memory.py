@@ -5,7 +5,7 @@ CPU maps; with the cache model on, `cache` is a shadow of the same size that sha
 and sees nothing that is still dirty in UCHE, as on hardware (Mesa docs/drivers/freedreno, "cache model").
 """
 from __future__ import annotations
-import bisect, ctypes, functools, hashlib, itertools, os, pathlib, platform, subprocess, tempfile, threading, time
+import bisect, ctypes, functools, itertools, pathlib, threading, time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -228,17 +228,8 @@ class Space:
 @functools.cache
 def _library() -> ctypes.CDLL:
   """uche.c, compiled on first use and cached by content beside the shader core."""
-  from .ir3.native import _compiler
-  source, cc = pathlib.Path(__file__).parent / "uche.c", [*_compiler(), "-O3", "-shared", "-fPIC", "-fvisibility=hidden"]
-  key = hashlib.sha256(source.read_bytes() + " ".join([*cc, platform.machine()]).encode()).hexdigest()[:20]
-  cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "qcom-virtual"
-  if not (path := cache / f"uche-{key}.so").exists():
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as tmp:
-      r = subprocess.run([*cc, str(source), "-o", f"{tmp}/uche.so"], capture_output=True, text=True)
-      if r.returncode: raise RuntimeError(f"{source} does not compile ({' '.join(cc)}):\n{r.stderr[-4000:]}")
-      os.replace(f"{tmp}/uche.so", path)
-  lib = ctypes.CDLL(str(path))
+  from .ir3.native import compile_c
+  lib = ctypes.CDLL(str(compile_c(pathlib.Path(__file__).parent / "uche.c", ["-O3", "-shared", "-fPIC", "-fvisibility=hidden"])))
   types = {"p": ctypes.c_void_p, "I": ctypes.c_uint32, "Q": ctypes.c_uint64}
   for name, args, res in [("flush", "pI", "Q"), ("invalidate", "pI", "I"), ("mark_stale", "pI", "Q"), ("unsettle", "pII", ""), ("settle", "pI", ""),
                           ("reset", "pI", ""), ("read", "pIQQp", "I")]:

@@ -6,6 +6,7 @@ whose `faults` holds all of them.
 """
 from __future__ import annotations
 import ctypes, hashlib, os, pathlib, re, shlex, subprocess, sys, sysconfig, tempfile, time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 import numpy as np
@@ -145,24 +146,27 @@ def _compiler() -> list[str]:
     raise RuntimeError("the shader engine needs a C compiler with musttail: install the 'ziglang' package or set QCOM_MOCK_CC (clang)") from None
   return [str(pathlib.Path(ziglang.__file__).parent / "zig"), "cc"]
 
-def build() -> pathlib.Path:
-  """Path of the compiled engine, built on first use and cached under $XDG_CACHE_HOME by content. Raises RuntimeError with the compiler's message."""
-  here = pathlib.Path(__file__).parent
-  source, header, cc = (here / "engine.c").read_bytes(), lanes_header(), _compiler()
+def compile_c(source: pathlib.Path, flags: Sequence[str], headers: Mapping[str, str] | None = None) -> pathlib.Path:
+  """Path of the shared library made of `source` and generated `headers`, built on first use for this CPU and cached under $XDG_CACHE_HOME by content.
+  Raises RuntimeError with the compiler's message."""
+  headers, cc = headers or {}, [*_compiler(), *flags]
   cpu = pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0] if os.path.exists("/proc/cpuinfo") else sysconfig.get_platform()
   cpu = "\n".join(line for line in cpu.splitlines() if line.startswith(("flags", "Features", "model name")))
-  key = hashlib.sha256(b"\0".join([source, header.encode(), " ".join([*cc, *CFLAGS]).encode(), cpu.encode(), sys.platform.encode()])).hexdigest()[:20]
+  parts = [source.read_bytes(), *(h.encode() for h in headers.values()), " ".join(cc).encode(), cpu.encode(), sys.platform.encode()]
+  key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
   cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "qcom-virtual"
-  lib = cache / f"ir3-{key}.so"
-  if lib.exists(): return lib
+  if (lib := cache / f"{source.stem}-{key}.so").exists(): return lib
   cache.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=cache) as tmp:
-    (pathlib.Path(tmp) / "lanes.h").write_text(header)
-    out = pathlib.Path(tmp) / "engine.so"
-    r = subprocess.run([*cc, *CFLAGS, f"-I{tmp}", str(here / "engine.c"), "-o", str(out), "-lm"], capture_output=True, text=True)
-    if r.returncode: raise RuntimeError(f"the shader engine does not compile ({shlex.join(cc)}):\n{r.stderr[-4000:]}")
-    os.replace(out, lib)
+    for name, text in headers.items(): (pathlib.Path(tmp) / name).write_text(text)
+    r = subprocess.run([*cc, f"-I{tmp}", str(source), "-o", f"{tmp}/out.so", "-lm"], capture_output=True, text=True)
+    if r.returncode: raise RuntimeError(f"the shader engine does not compile ({shlex.join(cc)}):\n{source}\n{r.stderr[-4000:]}")
+    os.replace(f"{tmp}/out.so", lib)
   return lib
+
+def build() -> pathlib.Path:
+  """Path of the compiled engine. Raises RuntimeError with the compiler's message."""
+  return compile_c(pathlib.Path(__file__).parent / "engine.c", CFLAGS, {"lanes.h": lanes_header()})
 
 # *** running
 
