@@ -81,9 +81,9 @@ class Stream:
 
   def dispatch(self, prg:QCOMProgram, code:Addr, args:Addr, scratch:Addr|None, global_size:Sequence[sint|float], local_size:Sequence[sint]):
     """One launch: `global_size` counts workgroups, `local_size` threads of each. `args` points at prg.consts_bytes of constants, then descriptors."""
-    def whole(x): return math.ceil(x) if isinstance(x, float) else x
     if prg.NIR and any(isinstance(g, float) and not g.is_integer() for g in global_size): raise RuntimeError(f"partial workgroups: {global_size=}")
-    groups, threads = [whole(g) for g in global_size], [whole(g * l) for g,l in zip(global_size, local_size)]
+    groups = [math.ceil(g) if isinstance(g, float) else g for g in global_size]
+    threads = [round(t) if isinstance(t:=g * l, float) else t for g,l in zip(global_size, local_size)] # g is a quotient: g * l need not be whole
     prg.check_launch(groups, local_size)
 
     self.cmd(mesa.CP_SET_MARKER, reg("A6XX_CP_SET_MARKER_0", mode=mesa.RM6_COMPUTE))
@@ -176,25 +176,44 @@ class QCOMProgram(Program['QCOMDevice']):
     self.tex_off, self.ibo_off, self.samp_off = (c:=self.consts_bytes), c + 64 * self.tex_cnt, c + 64 * (self.tex_cnt + self.ibo_cnt)
 
   def _parse_cl(self, lib:bytes):
-    """The vendor OpenCL compiler's container: the offsets of its tables are at fixed places."""
-    def u32_at(off:int) -> int: return struct.unpack_from("<I", lib, off)[0]
-    size, start, desc = u32_at(0x100), u32_at(0xc0), u32_at(0x110)
-    self.image, self.instrlen = lib[start:start+size], ceildiv(size, 128)
-    self.prg_offset, self.brnchstck, self.pvtmem, self.shmem = u32_at(desc+0xc4), u32_at(desc+0x108) // 2, u32_at(desc+0xc8), u32_at(desc+0xd8)
+    """The vendor OpenCL compiler's container: the offsets of its tables are at fixed places. RuntimeError for one that can't be what it says."""
+    def check(ok:bool, why:str):
+      if not ok: raise RuntimeError(f"{self.name}: broken QCOMCL program of {len(lib)} bytes, {why}. Compile it again, or use Mesa's compiler (IR3)")
+    def u32_at(off:int, what:str, limit:int=0xffffffff) -> int:
+      check(off + 4 <= len(lib), f"{what} would be at {off:#x}")
+      check((ret:=struct.unpack_from("<I", lib, off)[0]) <= limit, f"{what} is {ret:#x}, {limit:#x} is possible")
+      return ret
+    size, start, desc = u32_at(0x100, "the image's size"), u32_at(0xc0, "the image's offset"), u32_at(0x110, "the descriptor's offset")
+    check(0 < size <= len(lib) - start, f"its image is {size:#x} bytes at {start:#x}")
+    self.image, self.instrlen = lib[start:start+size] + bytes(-size % 128), ceildiv(size, 128) # whole groups are fetched
+    self.prg_offset, self.brnchstck = u32_at(desc+0xc4, "the entry point", size - 1), u32_at(desc+0x108, "twice the branch stack", 127) // 2
+    self.pvtmem, self.shmem = u32_at(desc+0xc8, "private memory", 255 * 512), u32_at(desc+0xd8, "local memory")
     self.wgid, self.wgsz, self.wgoff, self.lid = 0xcf, 0xc0, 0xcc, 0
-    self.fregs, self.hregs = u32_at((regs:=u32_at(0x34)) + 0x14), u32_at(regs + 0x18)
-    if (nsamp:=u32_at(desc+0xdc)) > 1: raise RuntimeError(f"{self.name} declares {nsamp} samplers, 1 is supported")
+    regs = u32_at(0x34, "the offset of the register counts")
+    self.fregs, self.hregs = u32_at(regs+0x14, "full registers", 63), u32_at(regs+0x18, "half registers", 63)
+    if (nsamp:=u32_at(desc+0xdc, "the number of samplers")) > 1: raise RuntimeError(f"{self.name} declares {nsamp} samplers, 1 is supported")
     self.samp_cnt, self.nsamplers = (2, 2) if nsamp else (0, 0)
     pos, args = round_up(desc + 0x158 + len(self.name), 4) + 8 * nsamp, []
-    while pos + 32 <= len(lib) and (length:=u32_at(pos)):
-      args.append((u32_at(pos+12) * 4, u32_at(pos+28)))
+    while pos + 32 <= len(lib) and (length:=u32_at(pos, "an argument")):
+      check(length >= 32, f"the argument at {pos:#x} has {length} bytes")
+      args.append((u32_at(pos+12, "an argument's place") * 4, u32_at(pos+28, "an argument's type")))
       pos += length
-    self.buf_offs = [off for off,typ in args if typ not in (BUFTYPE_TEX, BUFTYPE_IBO)]
-    self.tex_cnt, self.ibo_cnt = (sum(typ == t for _,typ in args) for t in (BUFTYPE_TEX, BUFTYPE_IBO))
-    self.tex_to_image = list(range(self.tex_cnt))
     self.consts_bytes, self.consts = 2048, []
-    if u32_at(0xb0):
-      for p in range(u32_at(0xac), start - 39, 40): self.consts.append((u32_at(p+16) * (sz:=2 << u32_at(p+24)), u32_at(p).to_bytes(4, "little")[:sz]))
+    images = [typ for _,typ in args if typ in (BUFTYPE_TEX, BUFTYPE_IBO)]
+    self.buf_offs = [off for off,typ in args if typ not in (BUFTYPE_TEX, BUFTYPE_IBO)]
+    nimg = sum(is_image_shape(shape) for _,_,_,shape in self.signature)
+    check(len(images) == nimg and len(self.buf_offs) >= len(self.signature) - nimg,
+          f"it has {len(self.buf_offs)} plain arguments and {len(images)} images, {len(self.signature) - nimg} and {nimg} are passed")
+    check(all(o + 8 <= self.consts_bytes for o in self.buf_offs), f"an argument is at byte {max(self.buf_offs, default=0)} of {self.consts_bytes}")
+    self.tex_cnt, self.ibo_cnt = images.count(BUFTYPE_TEX), images.count(BUFTYPE_IBO)
+    self.image_order = [i for t in (BUFTYPE_IBO, BUFTYPE_TEX) for i,typ in enumerate(images) if typ == t] # the images written come first, as in NIR
+    self.tex_to_image = list(range(self.tex_cnt))
+    if u32_at(0xb0, "the number of constants"):
+      check((table:=u32_at(0xac, "the offset of the constants")) <= start, f"its constants at {table:#x} are not before its image at {start:#x}")
+      for p in range(table, start - 39, 40):
+        nbytes = 2 << u32_at(p+24, "a constant's width", 1)
+        check((off:=u32_at(p+16, "a constant's place") * nbytes) + nbytes <= self.consts_bytes, f"a constant is at byte {off} of {self.consts_bytes}")
+        self.consts.append((off, lib[p:p+nbytes]))
     self.ibo_off, self.tex_off, self.samp_off = 2048, 2048 + 64 * self.ibo_cnt, 2048 + 64 * (self.tex_cnt + self.ibo_cnt)
 
   @property
@@ -212,6 +231,7 @@ class QCOMProgram(Program['QCOMDevice']):
       values += [(self.buf_off + 8*i, b) for i,b in enumerate(ubos)]
       offs = [self.buf_off + o for o,_ in TinyELF.iter_sig(val_sig, len(ubos) * 8)]
     else:
+      imgs = [imgs[i] for i in self.image_order]
       values += list(zip(self.buf_offs, ubos))
       offs = self.buf_offs[len(ubos):]
     for off,(_,_,dt,_),v in zip(offs, val_sig, vals):

@@ -631,7 +631,8 @@ class CommandProcessor:
       self.check_programmed("d" + "t" * (ntex > 0) + "s" * (nsamp > 0) + "u" * (nuav > 0) + "p" * (pvt > 0) + "g" * opencl)
     self.check_modes()
     local = self.local_size()
-    self.check_size(groups, local, indirect, opencl)
+    size = self.check_size(groups, local, indirect, opencl)
+    self.check_fit(local)
     full, half = get("SP_CS_CNTL_0", "FULLREGFOOTPRINT"), get("SP_CS_CNTL_0", "HALFREGFOOTPRINT")
     ids = self.check_ids(full)
     self.check_private_memory(pvt)
@@ -641,8 +642,10 @@ class CommandProcessor:
     shared = get("SP_CS_CNTL_1", "SHARED_SIZE")
 
     from .ir3.native import Dispatch
-    d = Dispatch(groups=groups, local=local, consts=self.consts.copy(), const_valid=self.loaded_consts() if gpu.strict.shader else None,
-                 wgid_reg=ids["WGIDCONSTID"], lid_reg=ids["LOCALIDREGID"], wgsize_reg=ids["WGSIZECONSTID"], full_regs=full, half_regs=half,
+    d = Dispatch(groups=groups, local=local, size=size, offset=(self.value(0xb992), self.value(0xb994), self.value(0xb996)),
+                 consts=self.consts.copy(), const_valid=self.loaded_consts() if gpu.strict.shader else None,
+                 wgid_reg=ids["WGIDCONSTID"], lid_reg=ids["LOCALIDREGID"], wgsize_reg=ids["WGSIZECONSTID"],
+                 wgoffset_reg=ids["WGOFFSETCONSTID"], linear_lid_reg=ids["LINEARLOCALIDREGID"], full_regs=full, half_regs=half,
                  branchstack=get("SP_CS_CNTL_0", "BRANCHSTACK"), local_bytes=(shared + 1) * 1024 if shared else LOCAL_BYTES, pvt_bytes=pvt,
                  demote=bool(get("SP_MODE_CNTL", "CONSTANT_DEMOTION_ENABLE")), merged_regs=merged,
                  f16_no_inf=bool(get("SP_FLOAT_CNTL", "F16_NO_INF")), textures=self.descriptors("texture", ntex, 0xa9e6, 64),
@@ -662,16 +665,17 @@ class CommandProcessor:
     if get("SP_CS_CNTL_0", "THREADSIZE"): self.stop("unsupported", "waves of 128 fibers (SP_CS_CNTL_0.THREADSIZE) are not modelled")
     if get("SP_CS_CNTL_0", "EARLYPREAMBLE"): self.stop("bad_state", "early preambles (SP_CS_CNTL_0) do not exist on a630")
 
-  def check_size(self, groups: tuple[int, int, int], local: tuple[int, int, int], indirect: bool, opencl: bool) -> None:
-    """Group counts against the NDRANGE, threads and registers against what an SP holds."""
-    get = self.get
-    threads = local[0] * local[1] * local[2]
+  def check_size(self, groups: tuple[int, int, int], local: tuple[int, int, int], indirect: bool, opencl: bool) -> tuple[int, int, int]:
+    """Threads of the grid: group counts against the NDRANGE. RUN_OPENCL clips the last groups to it, EXEC_CS runs whole ones."""
     total, want = (self.value(0xb991), self.value(0xb993), self.value(0xb995)), tuple(g * n for g, n in zip(groups, local))
     if total != want and not indirect:
-      if opencl and all(w - n < t < w or t == w for t, w, n in zip(total, want, local)):
-        self.stop("unsupported", f"partial workgroups: {total} threads in groups of {local}, which is not modelled")
+      if opencl and all(w - n < t <= w for t, w, n in zip(total, want, local)): return total
       self.report("bad_state", f"{groups} groups of {local} are {want} threads, SP_CS_NDRANGE_1/3/5 say {total}", "ndrange")
-    if any(self.value(r) for r in (0xb992, 0xb994, 0xb996)): self.stop("unsupported", "a global offset (SP_CS_NDRANGE_2/4/6) is not modelled")
+    return want
+
+  def check_fit(self, local: tuple[int, int, int]) -> None:
+    """Threads and registers against what an SP holds."""
+    get, threads = self.get, local[0] * local[1] * local[2]
     full, half = get("SP_CS_CNTL_0", "FULLREGFOOTPRINT"), get("SP_CS_CNTL_0", "HALFREGFOOTPRINT")
     if threads > MAX_THREADS: self.stop("limit", f"a workgroup of {local} = {threads} threads, the chip runs {MAX_THREADS}")
     regs = max(full, (half + 1) // 2) if get("SP_CS_CNTL_0", "MERGEDREGS") else full + (half + 1) // 2
@@ -686,8 +690,9 @@ class CommandProcessor:
         self.report("bad_state", f"SP_CS_CONST_CONFIG_0.{n} = {v}: must be a shared register, r48.x to r55.y (192 to 221), or 252 for none", n)
     if (lid := ids["LOCALIDREGID"]) != ABSENT and lid + 2 >= full * 4:
       self.report("bad_state", f"SP_CS_CONST_CONFIG_0.LOCALIDREGID = {lid} lies outside the {full} vec4 registers of the wave", "LOCALIDREGID")
-    if ids["WGOFFSETCONSTID"] != ABSENT: self.stop("unsupported", "WGOFFSET in a register (SP_CS_CONST_CONFIG_0) is not modelled")
-    if self.get("SP_CS_WGE_CNTL", "LINEARLOCALIDREGID") != ABSENT: self.stop("unsupported", "a linear local id (SP_CS_WGE_CNTL) is not modelled")
+    ids["LINEARLOCALIDREGID"] = linear = self.get("SP_CS_WGE_CNTL", "LINEARLOCALIDREGID")
+    if linear != ABSENT and linear >= full * 4:
+      self.report("bad_state", f"SP_CS_WGE_CNTL.LINEARLOCALIDREGID = {linear} lies outside the {full} vec4 registers of the wave", "linear_id")
     return ids
 
   def loaded_consts(self) -> np.ndarray:

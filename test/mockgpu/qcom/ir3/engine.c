@@ -42,7 +42,8 @@ struct run {
   const struct image *tex, *uav; volatile s32 *abort; struct fault *faults; u64 *bb; const s32 *def_init;
   u64 seed, bytes_read, bytes_written; s64 budget;
   u32 nuni, npoison32, npoison16, nsegs, ntex, nuav, nbb, wave_bytes, def_base, ndefs, ndef_init;
-  u32 groups[3], local[3]; s32 ids[13];  // ids: vectors of local id, workgroup id, size, offset (3 each), linear local id; 0 = absent
+  u32 groups[3], local[3], size[3], goff[3];  // size: threads of the grid, so that the last groups may be partial; goff: global offset
+  s32 ids[13];  // vectors of local id, workgroup id, size, offset (3 each), linear local id; 0 = absent
   u32 local_bytes, pvt_bytes, order, threads, max_faults, nfaults, strict_local, hang;
 };
 
@@ -793,13 +794,24 @@ static void *work(void *arg) {
     }
     u32 wg[3];
     group_id(r, at, sh->total, wg);
+    u32 alive = nw, partial = 0, ext[3];
+    for (u32 i = 0; i < 3; i++) {
+      u64 rest = r->size[i] - (u64)wg[i] * r->local[i];
+      ext[i] = rest < r->local[i] ? (partial = 1, (u32)rest) : r->local[i];
+    }
     if (loc) memset(k.local, 0xa5, loc);
     if (k.local_def) memset(k.local_def, 0, loc);
     for (u32 v = 0; v < nw; v++) {
       W *w = (W *)(mem + (u64)v * r->wave_bytes);
       u32 n = fibers - v * WAVE;
-      w->live = w->exec = n >= WAVE ? ~0ull : (1ull << n) - 1;
-      w->budget = r->budget, w->resume = r->uops, w->npark = 0, w->next = NONE, w->state = 0, w->hit = NULL;
+      w->live = n >= WAVE ? ~0ull : (1ull << n) - 1;
+      if (partial) for (u32 i = 0; i < WAVE; i++) {
+        const u32 *t = ids + (u64)v * 3 * WAVE + i;
+        if (t[0] >= ext[0] || t[WAVE] >= ext[1] || t[2 * WAVE] >= ext[2]) w->live &= ~(1ull << i);
+      }
+      w->exec = w->live;
+      w->budget = r->budget, w->resume = r->uops, w->npark = 0, w->next = NONE, w->hit = NULL;
+      if ((w->state = !w->live)) alive--;
       memcpy(w->wg, wg, sizeof(wg));
       memset(w->p, 0, sizeof(w->p));
       for (u32 i = 0; i < r->npoison32; i++) fill32(V32(r->poison[i]), 0xffa5ffa5u);
@@ -810,11 +822,11 @@ static void *work(void *arg) {
         if (r->ids[i]) memcpy(V32(r->ids[i]), ids + ((u64)v * 3 + i) * WAVE, WAVE * 4);
         if (r->ids[3 + i]) fill32(V32(r->ids[3 + i]), wg[i]);
         if (r->ids[6 + i]) fill32(V32(r->ids[6 + i]), r->local[i]);
-        if (r->ids[9 + i]) fill32(V32(r->ids[9 + i]), wg[i] * r->local[i]);
+        if (r->ids[9 + i]) fill32(V32(r->ids[9 + i]), r->goff[i] + wg[i] * r->local[i]);
       }
       if (r->ids[12]) for (u32 i = 0; i < WAVE; i++) V32(r->ids[12])[i] = v * WAVE + i;
     }
-    for (u32 alive = nw; alive;) {
+    while (alive) {
       for (u32 i = 0; i < nw && !*r->abort; i++) {
         u32 v = r->order == 0 ? i : r->order == 1 ? nw - 1 - i : (u32)((i + r->seed + at) % nw);
         W *w = (W *)(mem + (u64)v * r->wave_bytes);

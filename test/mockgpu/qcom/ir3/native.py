@@ -46,7 +46,7 @@ class _Run(ctypes.Structure):
               *((n, ctypes.c_uint64) for n in ("seed", "bytes_read", "bytes_written")), ("budget", ctypes.c_int64),
               *((n, ctypes.c_uint32) for n in ("nuni", "npoison32", "npoison16", "nsegs", "ntex", "nuav", "nbb", "wave_bytes", "def_base", "ndefs",
                                                "ndef_init")),
-              ("groups", ctypes.c_uint32 * 3), ("local", ctypes.c_uint32 * 3), ("ids", ctypes.c_int32 * 13),
+              *((n, ctypes.c_uint32 * 3) for n in ("groups", "local", "size", "goff")), ("ids", ctypes.c_int32 * 13),
               *((n, ctypes.c_uint32) for n in ("local_bytes", "pvt_bytes", "order", "threads", "max_faults", "nfaults", "strict_local", "hang"))]
 
 def texture(desc: bytes, *, swizzle: bool) -> Image:
@@ -67,6 +67,8 @@ class Dispatch:
   local: tuple[int, int, int]
   consts: np.ndarray                                   # uint32[1024]
   space: Any                                           # memory.Space
+  size: tuple[int, int, int] | None = None             # threads of the grid; None: groups * local, else the last groups may be partial
+  offset: tuple[int, int, int] = (0, 0, 0)             # global offset in threads, counted in by the WGOFFSET register
   const_valid: np.ndarray | None = None                # bool[1024]; None: every const counts as loaded
   wgid_reg: int = SHARED_FIRST
   lid_reg: int = 0
@@ -213,6 +215,8 @@ class Engine:
     if code.half_consts and not d.demote: raise ValueError("half-width constants without CONSTANT_DEMOTION_ENABLE are not implemented")
     total, fibers = d.groups[0] * d.groups[1] * d.groups[2], d.local[0] * d.local[1] * d.local[2]
     if not total: return
+    size = d.size or tuple(g * n for g, n in zip(d.groups, d.local))
+    if any(-(-s // n) != g for s, g, n in zip(size, d.groups, d.local)): raise ValueError(f"{size} threads are not {d.groups} groups of {d.local}")
     if not 0 < fibers <= 1024: raise ValueError(f"workgroup of {fibers} fibers: the A630 takes 1 to 1024")
     consts = np.ascontiguousarray(d.consts, np.uint32)
     if consts.size != 1024: raise ValueError(f"constant file of {consts.size} dwords instead of 1024")
@@ -231,9 +235,8 @@ class Engine:
              (int(d.order) * 0x9e3779b97f4a7c15 & (1 << 64) - 1) if not isinstance(d.order, str) else 0, 0, 0, d.budget,
              len(code.unis), len(code.poison32), len(code.poison16), len(segs), len(d.textures), len(d.uavs), code.blocks, code.wave_bytes,
              code.defs[0], code.defs[1], len(code.def_init),
-             d.groups, d.local, tuple(code.ids), d.local_bytes if prog.uses_local else 0, d.pvt_bytes if prog.uses_private else 0, order,
-             self.threads if work > 4000 else 1,
-             MAX_FAULTS, 0, int(d.strict), 0)
+             d.groups, d.local, size, d.offset, tuple(code.ids), d.local_bytes if prog.uses_local else 0, d.pvt_bytes if prog.uses_private else 0,
+             order, self.threads if work > 4000 else 1, MAX_FAULTS, 0, int(d.strict), 0)
     if Engine._lib.ir3_run(ctypes.byref(r)): raise MemoryError("the shader engine could not allocate its wave contexts")
     block, row, per = code.rows
     np.add.at(self.waves, row, bb[block, 0].astype(np.int64) * per)
