@@ -1,7 +1,6 @@
 """Packets, register fields, descriptors, arguments and program facts, against the numbers of the register database. No GPU, no kernel.
 
-FIELDS and the layouts below are typed from the register database (a6xx.xml: bit ranges, and units in the comments), not from the generated tables
-that the runtime uses, which lose a field's shift.
+FIELDS and the layouts below are typed from the register database (a6xx.xml: bit ranges and units), not from the generated tables that the runtime uses.
 """
 from __future__ import annotations
 import struct
@@ -17,15 +16,15 @@ from tinygrad.renderer.nir import IR3Renderer
 from tinygrad.runtime import ops_qcom
 from tinygrad.runtime.ops_qcom import Addr, QCOMProgram, Stream, field, pkt4_hdr, pkt7_hdr, reg
 
-# register -> {field: (lowest bit, bits)}
+# register -> {field: (lowest bit, bits, unit if it is not 1)}
 FIELDS = {
   "A6XX_SP_CS_CNTL_0": {"halfregfootprint": (1, 6), "fullregfootprint": (7, 6), "branchstack": (14, 6)},
   "A6XX_SP_CS_CNTL_1": {"shared_size": (0, 5), "constantrammode": (5, 2)},
-  "A6XX_SP_CS_PVT_MEM_PARAM": {"memsizeperitem": (0, 8), "hwstacksizeperthread": (24, 8)},
-  "A6XX_SP_CS_PVT_MEM_SIZE": {"totalpvtmemsize": (0, 18)},
-  "A6XX_SP_CS_PVT_MEM_STACK_OFFSET": {"offset": (0, 19)},
+  "A6XX_SP_CS_PVT_MEM_PARAM": {"memsizeperitem": (0, 8, 512), "hwstacksizeperthread": (24, 8)},
+  "A6XX_SP_CS_PVT_MEM_SIZE": {"totalpvtmemsize": (0, 18, 4096)},
+  "A6XX_SP_CS_PVT_MEM_STACK_OFFSET": {"offset": (0, 19, 2048)},
   "A6XX_SP_CS_CONFIG": {"ntex": (9, 8), "nsamp": (17, 5), "nuav": (22, 7)},
-  "A6XX_SP_CS_CONST_CONFIG": {"constlen": (0, 8)},
+  "A6XX_SP_CS_CONST_CONFIG": {"constlen": (0, 8, 4)},
   "A6XX_SP_CS_NDRANGE_0": {"kerneldim": (0, 2), "localsizex": (2, 10), "localsizey": (12, 10), "localsizez": (22, 10)},
   "A6XX_SP_CS_CONST_CONFIG_0": {"wgidconstid": (0, 8), "wgsizeconstid": (8, 8), "wgoffsetconstid": (16, 8), "localidregid": (24, 8)},
   "A6XX_SP_CS_WGE_CNTL": {"linearlocalidregid": (0, 8)},
@@ -42,13 +41,15 @@ FIELDS = {
 FLAGS = {("A6XX_SP_CS_CONFIG", "enabled"): 8, ("A6XX_SP_CS_CONST_CONFIG", "enabled"): 8, ("A6XX_SP_MODE_CNTL", "constant_demotion_enable"): 0,
          ("A6XX_SP_UPDATE_CNTL", "cs_state"): 5, ("A6XX_SP_UPDATE_CNTL", "cs_uav"): 6, ("A6XX_SP_PERFCTR_SHADER_MASK", "cs"): 5,
          ("CP_REG_TO_MEM_0", "_64b"): 30, ("A6XX_TEX_SAMP_1", "unnorm_coords"): 5, ("A6XX_TEX_SAMP_1", "cubemapseamlessfiltoff"): 4}
-ALL = [(r, f, *bits) for r, fs in FIELDS.items() for f, bits in fs.items()]
+ALL = [(r, f, *bits, *(1,) * (3 - len(bits))) for r, fs in FIELDS.items() for f, bits in fs.items()]
 
-@pytest.mark.parametrize("register,name,low,bits", ALL, ids=[f"{r}.{f}" for r, f, *_ in ALL])
-def test_a_field_has_its_place_and_refuses_what_does_not_fit(register, name, low, bits):
-  for v in (0, 1, (1 << bits) - 1): assert reg(register, **{name: v}) == v << low
+@pytest.mark.parametrize("register,name,low,bits,unit", ALL, ids=[f"{r}.{f}" for r, f, *_ in ALL])
+def test_a_field_has_its_place_and_refuses_what_does_not_fit(register, name, low, bits, unit):
+  for v in (0, 1, (1 << bits) - 1): assert reg(register, **{name: v * unit}) == v << low
   for v in (1 << bits, (1 << bits) + 1, 1 << 40, -1):
-    with pytest.raises(ValueError, match=rf"{v} does not fit.*{register}.*{bits} bits"): reg(register, **{name: v})
+    with pytest.raises(ValueError, match=rf"{v * unit} does not fit.*{register}.*{bits} bits"): reg(register, **{name: v * unit})
+  for v in (1, unit - 1, unit + 1) if unit > 1 else ():
+    with pytest.raises(ValueError, match=rf"{v} is not a multiple of {unit}, the unit of register field {register}"): reg(register, **{name: v})
 
 @pytest.mark.parametrize("register,name", list(FLAGS))
 def test_a_flag_is_one_bit(register, name):
@@ -56,8 +57,8 @@ def test_a_flag_is_one_bit(register, name):
 
 def test_fields_of_a_register_do_not_overlap():
   for register, fs in FIELDS.items():
-    full = {n: (1 << bits) - 1 for n, (_, bits) in fs.items()}
-    assert reg(register, **full) == sum(((1 << bits) - 1) << low for low, bits in fs.values())
+    full = {n: ((1 << bits) - 1) * (unit[0] if unit else 1) for n, (_, bits, *unit) in fs.items()}
+    assert reg(register, **full) == sum(((1 << bits) - 1) << low for low, bits, *_ in fs.values())
 
 def test_a_variable_is_placed_by_its_shift():
   v = UOp.variable("v", 0, 100)

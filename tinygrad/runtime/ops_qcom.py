@@ -23,14 +23,15 @@ BUFTYPE_TEX, BUFTYPE_IBO = 1, 2
 # 1. PM4 and register fields
 
 def field(name:str, val:Any) -> Any:
-  """`val` in the place of register field `name`. The register database's unit is the caller's business: raises ValueError for what does not fit."""
-  mask, shift = getattr(mesa, f"{name}__MASK"), getattr(mesa, f"{name}__SHIFT")
-  if isinstance(val, UOp): return val.cast(dtypes.uint32) << shift if shift else val.cast(dtypes.uint32)
-  if val < 0 or (val << shift) & ~mask: raise ValueError(f"{val} does not fit register field {name} ({(mask >> shift).bit_length()} bits)")
-  return val << shift
+  """`val` (bytes, vec4, ...) in the place and the unit of register field `name`. Raises ValueError for what the field can't express."""
+  mask, shift, shr = getattr(mesa, f"{name}__MASK"), getattr(mesa, f"{name}__SHIFT"), getattr(mesa, f"{name}__SHR", 0)
+  if isinstance(val, UOp): return (val >> shr if shr else val).cast(dtypes.uint32) * (1 << shift)
+  if val & (1 << shr) - 1: raise ValueError(f"{val} is not a multiple of {1 << shr}, the unit of register field {name}")
+  if val < 0 or (val >> shr << shift) & ~mask: raise ValueError(f"{val} does not fit register field {name} ({(mask >> shift).bit_length()} bits)")
+  return val >> shr << shift
 
 def reg(name:str, **fields) -> Any:
-  """Value of register or packet dword `name` from its fields: ints in the field's unit, bools for one-bit flags."""
+  """Value of register or packet dword `name` from its fields (see field), bools for one-bit flags."""
   def one(f:str, v:Any) -> Any: return (getattr(mesa, f) if v else 0) if isinstance(v, bool) else field(f, v)
   vals = [one(f"{name}_{k.removeprefix('_').upper()}", v) for k,v in fields.items()]
   return functools.reduce(lambda a,b: a + b, vals, 0)
@@ -108,10 +109,9 @@ class Stream:
              reg("A6XX_SP_CS_PVT_MEM_SIZE", totalpvtmemsize=prg.pvtmem_total))
     self.load_state(mesa.ST_CONSTANTS, mesa.SB6_CS_SHADER, prg.consts_bytes // 16, args)
     self.load_state(mesa.ST_SHADER, mesa.SB6_CS_SHADER, min(prg.instrlen, 64), code) # a preload, as much as the instruction cache has groups
-    # a register count of 4 vec4 and an offset in 2 KiB: the tables generated from the register database lose these units
     self.reg(mesa.REG_A6XX_SP_REG_PROG_ID_0, 0xfcfcfcfc, 0xfcfcfcfc, 0xfcfcfcfc, 0xfc,
-             reg("A6XX_SP_CS_CONST_CONFIG", constlen=ceildiv(prg.consts_bytes, 64), enabled=True))
-    self.reg(mesa.REG_A6XX_SP_CS_PVT_MEM_STACK_OFFSET, reg("A6XX_SP_CS_PVT_MEM_STACK_OFFSET", offset=prg.stack_offset // 2048))
+             reg("A6XX_SP_CS_CONST_CONFIG", constlen=prg.consts_bytes // 16, enabled=True))
+    self.reg(mesa.REG_A6XX_SP_CS_PVT_MEM_STACK_OFFSET, reg("A6XX_SP_CS_PVT_MEM_STACK_OFFSET", offset=prg.pvtmem_total))
     if prg.instrlen > 64: # hangs without, Mesa issue 5892
       self.reg(mesa.REG_A6XX_SP_PS_INSTR_SIZE, prg.instrlen)
       self.cmd(mesa.CP_EVENT_WRITE, mesa.LABEL)
@@ -142,11 +142,10 @@ class QCOMProgram(Program['QCOMDevice']):
     self.dev, self.name, self.signature = dev, obj.name, obj.signature
     self.NIR = isinstance(dev.renderer, IR3Renderer)
     (self._parse_ir3 if self.NIR else self._parse_cl)(obj.lib)
-    self.pvtmem_per_item = ceildiv(self.pvtmem, 512)                    # in 512 bytes
-    self.pvtmem_total = self.pvtmem_per_item * 512 * 128 * 16 // 4096   # of one SP, in 4 KiB: 128 fibers of 16 waves
-    self.scratch_bytes = self.pvtmem_total * 4096 * 2                   # 2 SPs
-    self.stack_offset = self.pvtmem_total * 4096                        # the call stack comes after it
-    self.shared_size = max(1, (self.shmem - 1) // 1024)                 # in 1 KiB, minus one
+    self.pvtmem_per_item = round_up(self.pvtmem, 512)
+    self.pvtmem_total = self.pvtmem_per_item * 128 * 16   # of one SP: 128 fibers of 16 waves; the call stack comes after it
+    self.scratch_bytes = self.pvtmem_total * 2            # 2 SPs
+    self.shared_size = max(1, (self.shmem - 1) // 1024)   # in 1 KiB, minus one
     self.max_threads = min(1024, ((384 * 32) // (max(1, (self.fregs + round_up(self.hregs, 2) // 2)) * 128)) * 128)
     if self.shmem > 32 << 10: raise RuntimeError(f"{self.name} needs {self.shmem} bytes of local memory, an Adreno 630 has 32768")
     if self.consts_bytes > 256 * 16: raise RuntimeError(f"{self.name} needs {self.consts_bytes} bytes of constants, an Adreno 630 has 4096")
