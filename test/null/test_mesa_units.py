@@ -1,4 +1,4 @@
-"""Units of Mesa's register fields in the bindings. MESA=path runs Mesa's own generator on its register database too; any release has the registers."""
+"""Units of Mesa's register fields in the bindings. MESA=path runs Mesa's own generator on its register database too, of any release."""
 import importlib.util, os, pathlib, re, subprocess, sys, tempfile, unittest
 from tinygrad.runtime import autogen
 from tinygrad.runtime.autogen import mesa
@@ -48,7 +48,7 @@ def bindings(header:str) -> dict:
     (path/"gen"/"x.xml.h").write_text(header)
     autogen.mesa_headers(tmp, ["true"])
     try: text = gen("x", [str(path/"gen"/"x.xml.h")])
-    except AttributeError as e: raise unittest.SkipTest(f"libclang is needed: {e}")
+    except AttributeError as e: raise unittest.SkipTest(f"libclang is needed: {e}") from e
   exec(text, ns:={}) # pylint: disable=exec-used
   return ns
 

@@ -1,6 +1,7 @@
 """Packets, register fields, descriptors, arguments and program facts, against the numbers of the register database. No GPU, no kernel.
 
-FIELDS and the layouts below are typed from the register database (a6xx.xml: bit ranges and units), not from the generated tables that the runtime uses.
+FIELDS and the layouts below are typed from the register database (a6xx.xml: bit ranges and units), not from the tables that
+the runtime uses.
 """
 from __future__ import annotations
 import struct
