@@ -1,22 +1,23 @@
 """`dev bench [NAME ...]`: measured ratios, one JSON object a line on stdout, then a table with goals and verdicts.
 
-replay   host cost of one replay, without waiting for it, against the unmodified tinygrad 0.14.0 driver; execution is off, and the time inside the
-         virtual kernel is not counted on either side. Processes of all drivers live side by side and take turns, so that a busy machine is equally
-         busy for each; minima are compared, medians are shown.
-capture  the first kernel of a process and captures, same processes
+replay   host cost of a replay, with and without waiting for it, against the unmodified tinygrad 0.14.0 driver; its ioctls and allocations
+eager    host cost of a launch outside of captures
+capture  captures, and the first kernel of a process
+memory   what a captured kernel keeps, and GPU memory and BOs of the runtime's own
+         In these four nothing is executed, the time inside the virtual kernel is not counted on either side, and processes of all drivers live side by
+         side and take turns. Medians are compared; minima are in the JSON.
 shader   lane-instructions a second of the virtual shader core on one thread
-memory   GPU memory and BOs of the runtime's own
 demo     time and memory of `dev demo` with everything set up and compiled before
 """
 from __future__ import annotations
 import json, os, pathlib, statistics, subprocess, sys, tempfile, time
 from collections.abc import Iterator
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 from test.virtual.unmodified import environment
 
 HERE = pathlib.Path(__file__).resolve().parent
 COUNTS, OURS = (1, 30, 300), ("MSM", "KGSL")
-GENERATIONS, TURNS, REPLAYS = 2, 12, 25
+GENERATIONS, TURNS, REPLAYS = 2, 8, 25
 
 class Line(NamedTuple):
   """One measured value. `goal`: (comparison, limit), None for a value that is only reported."""
@@ -25,7 +26,7 @@ class Line(NamedTuple):
   value: float
   unit: str
   goal: tuple[str, float] | None = None
-  detail: dict[str, float] = {}
+  detail: dict[str, Any] = {}
 
   @property
   def ok(self) -> bool | None:
@@ -39,56 +40,76 @@ def ours(iface: str, **settings: object) -> dict[str, str]:
   return {**os.environ, "DEV": f"MOCK{iface}+QCOM:IR3", "PARALLEL": "0", "QCOM_MOCK": json.dumps(settings)}
 
 class Child:
-  """A process of replay.py, which measures when it is asked."""
+  """A process of host.py, which measures when it is asked."""
   def __init__(self, env: dict[str, str], log: IO[str]):
     self.log = log
-    self.process = subprocess.Popen([sys.executable, HERE / "replay.py"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+    self.process = subprocess.Popen([sys.executable, HERE / "host.py"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                                     text=True)
-    self.start = self.answer()
-  def answer(self) -> dict:
+    self.first: float = self.answer()["first"]
+  def answer(self) -> Any:
     assert self.process.stdout is not None
-    if line := self.process.stdout.readline(): return json.loads(line) # type: ignore[no-any-return]
+    if line := self.process.stdout.readline(): return json.loads(line)
     self.log.seek(0)
-    raise RuntimeError(f"replay.py ended with status {self.process.wait()}:\n{self.log.read()[-2000:]}")
-  def replay(self, kernels: int) -> list[int]:
+    raise RuntimeError(f"host.py ended with status {self.process.wait()}:\n{self.log.read()[-2000:]}")
+  def ask(self, name: str, *args: int) -> Any:
     assert self.process.stdin is not None
-    print(kernels, REPLAYS, file=self.process.stdin, flush=True)
-    return self.answer() # type: ignore[return-value]
+    print(json.dumps([name, *args]), file=self.process.stdin, flush=True)
+    return self.answer()
   def close(self) -> None:
     if self.process.stdin is not None: self.process.stdin.close()
     try: self.process.wait(30)
     except subprocess.TimeoutExpired: self.process.kill()
 
-def replays(names: set[str]) -> Iterator[Line]:
-  off = {"execute": False, "schedule": "late"}
+Samples = dict[tuple[str, str], list[float]]
+def rounds(names: set[str], children: dict[str, Child], turns: int) -> Iterator[tuple[str, str, list[float]]]:
+  """(measurement, driver, values) of processes that live side by side and take turns: a busy machine is equally busy for each."""
+  asks = {"replay": [f"queue {n}" for n in COUNTS] + [f"sync {n}" for n in COUNTS] + ["weights 5", "weights 500"], "eager": ["eager"]}
+  for _ in range(turns):
+    for what in (a for name, group in asks.items() if name in names for a in group):
+      for d, child in children.items(): yield what, d, child.ask(what.split()[0], *map(int, what.split()[1:]), REPLAYS)
+  once = {"replay": [f"ioctls {n}" for n in COUNTS] + ["objects 30"], "capture": ["capture 300 3"], "memory": ["memory 300 4"]}
+  for what in (a for name, group in once.items() if name in names for a in group):
+    for d, child in children.items():
+      got = child.ask(what.split()[0], *map(int, what.split()[1:]))
+      if isinstance(got, dict): yield from ((f"{what.split()[0]} {k}", d, [v]) for k, v in got.items())
+      else: yield what, d, got if isinstance(got, list) else [got]
+
+def host(names: set[str]) -> Iterator[Line]:
+  off, samples = {"execute": False, "schedule": "late"}, Samples()
   with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
     envs = {"unmodified": {**environment(pathlib.Path(folder)), "QCOM_MOCK": json.dumps(off)}, **{i: ours(i, **off) for i in OURS}}
-    times = {(d, n): list[int]() for d in envs for n in COUNTS}
-    starts: dict[str, list[dict]] = {d: [] for d in envs}
     for _ in range(GENERATIONS):
       children: dict[str, Child] = {}
       try:
-        for d, env in envs.items(): starts[d].append((children.setdefault(d, Child(env, log))).start)
-        for _ in range(TURNS if "replay" in names else 0):
-          for n in COUNTS:
-            for d, child in children.items(): times[d, n] += child.replay(n)
+        for d, env in envs.items(): samples.setdefault(("first", d), []).append((children.setdefault(d, Child(env, log))).first * 1e9)
+        for what, d, got in rounds(names, children, TURNS): samples.setdefault((what, d), []).extend(got)
       finally:
         for child in children.values(): child.close()
+
+  def against(bench: str, what: str, name: str, unit: str, scale: float, limit: float) -> Iterator[Line]:
+    if not any(w == what for w, _ in samples): return
+    for d in OURS:
+      new, old = (statistics.median(samples[what, x]) / scale for x in (d, "unmodified"))
+      low = min(samples[what, d]) / min(samples[what, "unmodified"])
+      yield Line(bench, f"{d}, {name}", round(new / old, 3), "x", ("<=", limit),
+                 {"ours": round(new, 2), "unmodified": round(old, 2), "unit": unit, "ratio_of_minima": round(low, 3)})
+  for n in COUNTS: yield from against("replay", f"queue {n}", f"replay of {n} kernel{'s' * (n > 1)}", "us", 1e3, 0.5)
+  for n in COUNTS: yield from against("replay", f"sync {n}", f"replay and wait, {n} kernel{'s' * (n > 1)}", "us", 1e3, 0.6)
   if "replay" in names:
-    low = {k: min(v) / 1e3 for k, v in times.items()}
-    mid = {k: statistics.median(v) / 1e3 for k, v in times.items()}
     for d in OURS:
+      mid, tail = statistics.median(samples["sync 30", d]), statistics.quantiles(samples["sync 30", d], n=100)[98]
+      yield Line("replay", f"{d}, replay and wait, 30 kernels, p99 against median", round(tail / mid, 2), "x", ("<=", 2.0))
+      for new, old, limit, name in (("queue 300", "queue 1", 1.5, "300 kernels against 1"), ("weights 500", "weights 5", 1.1, "500 weights against 5")):
+        yield Line("replay", f"{d}, replay, {name}", round(statistics.median(samples[new, d]) / statistics.median(samples[old, d]), 3), "x", ("<=", limit))
       for n in COUNTS:
-        old, new = ("unmodified", n), (d, n)
-        yield Line("replay", f"{d}, {n} kernel{'s' * (n > 1)}, against unmodified", round(low[new] / low[old], 3), "", ("<=", 1.0),
-                   {"us": round(low[new], 1), "us_median": round(mid[new], 1), "us_unmodified": round(low[old], 1),
-                    "us_unmodified_median": round(mid[old], 1), "ratio_of_medians": round(mid[new] / mid[old], 3)})
-      yield Line("replay", f"{d}, 300 kernels against 1", round(low[d, 300] / low[d, 1], 3), "", ("<=", 2.0))
-  if "capture" in names:
-    for d in OURS:
-      for what, pick in (("first kernel of a process", lambda s: s["first"]), ("capture of 300 kernels", lambda s: s["captures"]["300"])):
-        new, old = (min(map(pick, starts[x])) for x in (d, "unmodified"))
-        yield Line("capture", f"{d}, {what}", round(new, 3), "s", None, {"s_unmodified": round(old, 3)})
+        yield Line("replay", f"{d}, ioctls of a replay and wait, {n} kernel{'s' * (n > 1)}", max(samples[f"ioctls {n}", d]), "", ("<=", 2.0),
+                   {"ours": max(samples[f"ioctls {n}", d]), "unmodified": max(samples[f"ioctls {n}", "unmodified"]), "unit": "ioctls"})
+  yield from against("replay", "objects 30", "blocks allocated by Python in a replay of 30", "", 1, 0.5)
+  yield from against("eager", "eager", "eager launch", "us", 1e3, 0.8)
+  yield from against("capture", "capture 300 3", "capture of 300 kernels, compiled before", "s", 1e9, 1.0)
+  if "capture" in names: yield from against("capture", "first", "first kernel of a process", "s", 1e9, 1.0)
+  yield from against("memory", "memory host", "host memory kept for a captured kernel", "bytes", 1, 1.0)
+  yield from against("memory", "memory gpu", "GPU memory kept for a captured kernel", "bytes", 1, 1.0)
 
 def child(name: str, env: dict[str, str]) -> dict:
   done = subprocess.run([sys.executable, HERE / name], env=env, capture_output=True, text=True)
@@ -119,10 +140,10 @@ def demo() -> Iterator[Line]:
              {"cpu_s": round(usage.ru_utime + usage.ru_stime, 1)})
   yield Line("demo", "resident memory of dev demo", round(usage.ru_maxrss / 1024), "MiB", ("<=", 2048.0))
 
-BENCHES = ("replay", "capture", "shader", "memory", "demo")
+BENCHES = ("replay", "eager", "capture", "memory", "shader", "demo")
 
 def measure(names: set[str]) -> Iterator[Line]:
-  if names & {"replay", "capture"}: yield from replays(names)
+  if names & {"replay", "eager", "capture", "memory"}: yield from host(names)
   for fn in (shader, memory, demo):
     if fn.__name__ in names: yield from fn()
 
@@ -142,8 +163,7 @@ def main(args: list[str]) -> int:
   print(f"\n{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}; virtual Adreno 630, nothing here was measured on hardware")
   for x in lines:
     verdict = {True: "ok", False: "MISSED", None: ""}[x.ok]
-    more = f"{x.detail['us']:.0f} µs, unmodified {x.detail['us_unmodified']:.0f} µs" if "us" in x.detail else \
-           f"unmodified {x.detail['s_unmodified']} s" if "s_unmodified" in x.detail else \
+    more = f"{x.detail['ours']:g} {x.detail['unit']}, unmodified {x.detail['unmodified']:g}" if "unmodified" in x.detail else \
            f"{x.detail['cpu_s']} s of CPU" if "cpu_s" in x.detail else ""
     goal = f"{x.goal[0]} {x.goal[1]:g}" if x.goal else ""
     print(f"  {x.bench:<8} {x.what:<{width}} {x.value:>9g} {x.unit:<22} {goal:<8} {verdict:<7} {more}".rstrip())
