@@ -29,7 +29,7 @@ class HeldGPU:
       job = self.jobs.pop(0)
       if job.on_start: job.on_start(job)
       self.done.append(job)
-      if job.on_retire: job.on_retire(job, JobResult(status, status, list(faults), list(reports)))
+      if job.on_retire: job.on_retire(job, JobResult(status, status, list(faults), list(reports), [f.dmesg for f in faults]))
   def finish_in(self, seconds: float, *args: Any, **kw: Any) -> threading.Thread:
     def run() -> None:
       time.sleep(seconds)

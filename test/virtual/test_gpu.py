@@ -7,7 +7,7 @@ from test.virtual.rig import FIXED, Rig, Stream, tinygrad_on
 
 @pytest.fixture
 def rig():
-  r = Rig(hang_wait_s=0.3, budget=1 << 22)
+  r = Rig(hang_polls=300, budget=1 << 22)
   yield r
   r.close()
 

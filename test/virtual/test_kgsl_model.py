@@ -379,11 +379,11 @@ def test_commands_wait_for_other_contexts_and_fences(client: Any) -> None:
   client.gpu.finish()
   assert select.select([fd], [], [], 0)[0] == [fd] and len(client.gpu.jobs) == 1
 
-@pytest.mark.parametrize("client", [{"kgsl_queue_wait_s": 0.02}], indirect=True)
+@pytest.mark.parametrize("client", [{"kgsl_wait_s": 0.02}], indirect=True)
 def test_a_full_queue_blocks_then_times_out(client: Any) -> None:
   for _ in range(65): command(client)
   assert errno_of(lambda: command(client)) == errno.ETIMEDOUT
-  client.machine.config.kgsl_queue_wait_s = 5
+  client.machine.config.kgsl_wait_s = 5
   client.gpu.finish_in(0.03)
   assert command(client) == 66
 
@@ -408,7 +408,7 @@ def test_fences_of_timestamps_still_to_come(client: Any) -> None:
 
 def test_eproto_queues_but_hides_the_timestamp(client: Any) -> None:
   command(client)
-  client.gpu.finish(status="fault", faults=[FaultRecord(BAD, False, "TRANSLATION", "UCHE", "")])
+  client.gpu.finish(status="fault", faults=[FaultRecord(BAD, False, "TRANSLATION", "UCHE")])
   client.wait(client.ctx, 1)                           # recovered: no error here
   with pytest.raises(OSError) as e: command(client, timestamp=77)
   assert e.value.errno == errno.EPROTO and client.last.timestamp == 77 and client.timestamp(client.ctx, QUEUED) == 2

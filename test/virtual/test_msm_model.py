@@ -761,7 +761,7 @@ def test_hang_of_a_closed_file_counts_globally(client: Any) -> None:
 def test_smmu_fault_is_invisible(client: Any) -> None:
   from test.mockgpu.qcom.gpu import FaultRecord
   fence = cmd(client).fence
-  client.gpu.finish(status="fault", faults=[FaultRecord(0x1deaddead, True, "TRANSLATION", "CP", "*** gpu fault: iova=1deaddead")])
+  client.gpu.finish(status="fault", faults=[FaultRecord(0x1deaddead, True, "TRANSLATION", "CP", dmesg="*** gpu fault: iova=1deaddead")])
   client.wait(fence)
   assert (client.faults(), client.param(9)) == (0, 0) and "1deaddead" in client.machine.dmesg[-1]
 
@@ -787,7 +787,7 @@ def test_the_waiter_is_told_of_violations(client: Any) -> None:
 @pytest.fixture
 def igt(request: Any) -> Any:
   from test.mockgpu.qcom.gpu import Strict
-  qcom.configure(strict=Strict(raise_to_waiter=False), hang_s=0.2, **getattr(request, "param", {}))
+  qcom.configure(strict=Strict(raise_to_waiter=False), hang_polls=200, **getattr(request, "param", {}))
   c = Msm()
   c.target, c.cmds = c.new(), c.new(1 << 16)
   c.cpu, c.cs = c.mmap(c.target), c.mmap(c.cmds, 1 << 16)
@@ -838,11 +838,11 @@ def test_recovery_leaves_other_files_alone(igt: Any) -> None:
   assert igt.param(9) == 1
 
 def test_iova_fault(igt: Any) -> None:
-  """msm_recovery@iova-fault, msm_mapping: a CP write to an address without PTEs is dropped and logged; the submit completes and counts nothing."""
+  """msm_recovery@iova-fault: a CP write to an address without PTEs is dropped and logged; the submit completes and counts nothing."""
   at = igt.iova(igt.target)
-  igt.wait(run_stream(igt, 0, Stream().mem_write(0x1deaddec, 1).mem_write(at, 5)), 30)
+  igt.wait(run_stream(igt, 0, Stream().mem_write(0x1deaddead, 1).mem_write(at, 5)), 30)
   assert (ctypes.c_uint32.from_address(igt.cpu).value, igt.faults(), igt.param(9)) == (5, 0, 0)
-  assert any("gpu fault" in line and "1deaddec" in line and "WRITE" in line for line in qcom.current().dmesg)
+  assert any("gpu fault" in line and "1deaddeac" in line and "WRITE" in line for line in qcom.current().dmesg)
 
 def test_an_unlisted_bo_faults_although_its_ptes_exist(igt: Any) -> None:
   other = igt.new()

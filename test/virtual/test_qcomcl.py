@@ -67,8 +67,9 @@ def test_parsed_as_the_unmodified_driver_parses(tmp_path: pathlib.Path) -> None:
   assert list(theirs) == list(VARIANTS)
   for name, c in VARIANTS.items():
     p, want = parse(c), theirs[name]
-    ours = {k: getattr(p, k) for k in ("prg_offset", "brnchstck", "pvtmem", "shmem", "samp_cnt", "buf_offs", "tex_cnt", "ibo_cnt", "ibo_off", "tex_off",
-                                       "samp_off", "fregs", "hregs")}
+    ours = {k: getattr(p, k) for k in (
+      "prg_offset", "brnchstck", "pvtmem", "shmem", "samp_cnt", "buf_offs", "tex_cnt", "ibo_cnt", "ibo_off", "tex_off",
+      "samp_off", "fregs", "hregs")}
     ours["consts"] = sorted([o, int.from_bytes(v, "little"), len(v)] for o, v in p.consts)
     assert p.image[:want["size"]].hex() == want.pop("image"), name
     assert len(p.image) == p.instrlen * 128 >= want["size"] > len(p.image) - 128 and not any(p.image[want["size"]:]), "whole groups, and no more"

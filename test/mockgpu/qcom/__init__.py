@@ -30,8 +30,9 @@ class Config:
   memory: int | None = None                             # bytes of pages all BOs together may have; None: no limit
   swap: bool = False                                    # shrink() may evict idle WILLNEED BOs
   gpu: bool = True                                      # False: firmware missing, no GPU bound
-  kgsl_queue_wait_s: float = 120.0                      # KGSL: how long a full context queue blocks (a kernel: 10 s, but of a faster GPU)
-  hang_s: float = 2.0                                   # a CP that waits longer than this is a hang (a kernel's check takes 1.3 to 3.3 s)
+  kgsl_wait_s: float = 120.0                            # KGSL: how long a full context queue and DRAWCTXT_DESTROY wait without any job retiring
+                                                        # (a kernel: 10 s and 30 s in all, but of a faster GPU)
+  hang_polls: int = 2000                                # a CP that has polled as often is a hang: 2 s at least, more on a loaded machine
   preemption: bool = False                              # MSM enable_preemption / KGSL priority levels (4 rings)
   nodes: tuple[str, ...] = (MSM_NODE, KGSL_NODE, HEAP_NODE)
   denied: tuple[str, ...] = ()                          # nodes whose open gives EACCES
@@ -71,6 +72,7 @@ class VirtualMachine:
     if self._gpu is None: self._gpu = make_gpu(self.config)
     return self._gpu
 
+  def uptime(self) -> str: return f"{self.clock() / 1e9:.6f} s"
   def log(self, line: str) -> None: self.dmesg.append(f"[{self.clock() / 1e9:12.6f}] {line}")
 
   def submit(self, job: Any) -> None:
@@ -113,7 +115,7 @@ class VirtualMachine:
 def make_gpu(config: Config) -> Any:
   from test.mockgpu.qcom.gpu import Strict, VirtualGPU
   gpu = VirtualGPU(config.chip_id, strict=config.strict if config.strict is not None else Strict(), schedule=config.schedule, execute=config.execute,
-                   hang_wait_s=config.hang_s, rd=config.rd)
+                   hang_polls=config.hang_polls, rd=config.rd)
   if config.execute: _ = gpu.engine                     # its first build takes longer than a client's patience with a submit
   return gpu
 

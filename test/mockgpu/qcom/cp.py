@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from . import registers as R
 from .memory import DIRTY, LINE, MemoryFault
-from .report import Violation
+from .report import RingState, Violation
 if TYPE_CHECKING: from .gpu import Job, VirtualGPU
 
 OPCODES = {0x10: "CP_NOP", 0x12: "CP_WAIT_MEM_WRITES", 0x13: "CP_WAIT_FOR_ME", 0x14: "CP_WAIT_MEM_GTE", 0x21: "CP_REG_RMW", 0x26: "CP_WAIT_FOR_IDLE",
@@ -28,6 +28,7 @@ QUIET_EVENTS = frozenset({1, 13, 14, 15, 16, 24, 25, 26, 28, 29})
 
 # limits of a630 (Mesa common/freedreno_devices.py): 16 waves of 64 fibers an SP, 96 vec4 registers for each of 128 fibers
 MAX_THREADS, REG_VEC4, LOCAL_BYTES, SP_COUNT, ICACHE_GROUPS = 1024, 96, 32768, 2, 64
+CP_SCRATCH = 0x883
 POISON = 0x52525252                                     # registers a client left alone; enables no shared constants and no F16_NO_INF
 ABSENT = 252                                            # register id "none"
 FIRST_SHARED, LAST_SHARED = 48 * 4, 56 * 4 - 1          # ids of r48.x .. r55.w
@@ -119,7 +120,8 @@ class CommandProcessor:
     self.loads: list[Load] = []                         # queued since the last dispatch
     self.pending: list[Pending] = []
     self.predicate = False
-    self.stack: list[tuple[int, int]] = []
+    self.stack: list[tuple[int, int]] = []              # (iova, dwords) of the IBs being executed, outermost first
+    self.frames: list[tuple[int, int, int, Any]] = []   # what each of them will return to
     self.ib, self.size, self.pos, self.words, self.label = 0, 0, 0, [], None
     self.icache_label = 0                               # SP_PS_INSTR_SIZE at the last LABEL event
     self.cp_wrote = True                                # memory may have changed under UCHE: the CPU before this job, the CP within it
@@ -147,7 +149,7 @@ class CommandProcessor:
       for iova, dwords in job.ibs: self.indirect(iova, dwords)
       self.drain()
     except CPError as e:
-      if e.line: self.gpu.dmesg.append(e.line)
+      if e.line: self.gpu.log(job, "adreno 5000000.gpu: " + e.line)
       raise Hang(str(e), "cp_error") from None
     except MemoryFault as e:
       self.smmu_fault(e)
@@ -157,13 +159,13 @@ class CommandProcessor:
     if iova & 3: raise CPError(f"indirect buffer at {iova:#x} is not dword aligned")
     if len(self.stack) >= 3: raise CPError("indirect buffers nest deeper than IB2")
     raw = self.space.read(iova, dwords * 4, "CDP Prefetch") if dwords else b""
-    saved = (self.ib, self.size, self.pos, self.words)
+    self.frames.append((self.ib, self.size, self.pos, self.words))
     self.stack.append((iova, dwords))
     self.ib, self.size, self.words = iova, dwords, memoryview(raw).cast("I")
     self.gpu.counters["ib_dwords"] += dwords
     if self.gpu.execute or not self.replay(iova, dwords, raw): self.execute(0, dwords)
     self.stack.pop()
-    self.ib, self.size, self.pos, self.words = saved
+    self.ib, self.size, self.pos, self.words = self.frames.pop()
 
   def replay(self, iova: int, dwords: int, raw: bytes) -> bool:
     """Without execution: only the packets whose effect the CPU can see, as an earlier parse found them. False if there was none that fits."""
@@ -237,10 +239,10 @@ class CommandProcessor:
       for r in range(reg, reg + count):
         if R.protected(r, True):
           raise CPError(f"write to {R.name(r)}, which the kernel protects",
-                        f"CP | protected mode error | WRITE | addr={r:#x} | status={0x80000000 | r:#x}")
+                        f"CP | protected mode error | WRITE | addr=0x{r:08X} | status=0x{r:08X}")
         if r not in R.REGISTERS:
           raise CPError(f"write to register {r:#x} (dword {r - reg} of {count} from {reg:#x}), which no compute client of a6xx writes",
-                        f"CP | AHB bus error | WRITE | addr={r:#x}")
+                        "CP | AHB bus error")
       bad = tuple(~R.REGISTERS[r].mask & 0xffffffff for r in range(reg, reg + count))
       p = Packet(count, None, reg, bad if any(bad) else None)
     elif typ == 7:
@@ -254,7 +256,7 @@ class CommandProcessor:
     return p
 
   @staticmethod
-  def bad_header(h: int, what: str) -> CPError: return CPError(f"dword {h:#010x} {what}", f"CP | opcode error | possible opcode={h:#010x}")
+  def bad_header(h: int, what: str) -> CPError: return CPError(f"dword {h:#010x} {what}", f"CP | opcode error | possible opcode=0x{h:08X}")
 
   @staticmethod
   def packet_name(h: int) -> str:
@@ -271,7 +273,13 @@ class CommandProcessor:
     if not self.words or self.pos >= len(self.words): return ""
     return f"IB{max(1, len(self.stack))} {self.ib:#x} dword {self.pos:#x} ({self.packet_name(self.words[self.pos])})"
 
-  def position(self) -> tuple[int, int]: return self.ib, self.size - self.pos
+  def ring_state(self, rptr: int, wptr: int) -> RingState:
+    """Where a job that is given up stands, as the registers of the CP would tell."""
+    ibs = [(iova, dwords - pos) for (iova, dwords), pos in zip(self.stack, [*(p for _, _, p, _ in self.frames[1:]), self.pos])]
+    ib1, ib2 = (ibs + [(0, 0), (0, 0)])[:2]
+    return RingState(rptr, wptr, ib1, ib2, self.gpu.counters["submits"])
+
+  def scratch(self) -> tuple[int, ...]: return tuple(self.now.get(r, self.old.get(r, 0)) for r in range(CP_SCRATCH + 4, CP_SCRATCH + 8))
 
   def state_lines(self) -> list[str]:
     """The compute state as this job programmed it, for a report."""
@@ -294,7 +302,7 @@ class CommandProcessor:
 
   def read_mem(self, addr: int, dwords: int) -> list[int]:
     """CP read from memory; a fault reads zero. Says so when the newest data is still in UCHE."""
-    if addr & 3: raise CPError(f"CP read from {addr:#x}, which is not dword aligned")
+    addr = self.dword_aligned(addr, "read from")
     try: raw = self.space.read(addr, dwords * 4)
     except MemoryFault as e:
       self.smmu_fault(e)
@@ -303,6 +311,11 @@ class CommandProcessor:
     if self.unlanded and any(a < addr + dwords * 4 and addr < a + n for a, n in self.unlanded.items()):
       self.report("cp_order", f"CP reads {dwords * 4} bytes at {addr:#x}, which it wrote itself, without CP_WAIT_MEM_WRITES")
     return list(struct.unpack(f"<{dwords}I", raw))
+
+  def dword_aligned(self, addr: int, what: str) -> int:
+    """The CP addresses dwords: the lowest bits are dropped, and the packet goes on (IGT msm_recovery@iova-fault writes to 0x1deaddead)."""
+    if addr & 3: self.report("misaligned", f"CP {what} {addr:#x}, which is not dword aligned: the lowest bits are dropped", "cp")
+    return addr & ~3
 
   def check_flushed(self, addr: int, size: int) -> None:
     if not self.space.uche or not self.space._touched or (s := self.space.find(addr)) is None: return
@@ -314,7 +327,7 @@ class CommandProcessor:
 
   def write_mem(self, addr: int, data: bytes) -> None:
     """CP write to memory; a fault drops it."""
-    if addr & 3: raise CPError(f"CP write to {addr:#x}, which is not dword aligned")
+    addr = self.dword_aligned(addr, "write to")
     try: self.space.write(addr, data)
     except MemoryFault as e:
       self.smmu_fault(e)
@@ -353,7 +366,7 @@ class CommandProcessor:
       return ticks >> 32 if reg == R.CP_ALWAYS_ON_COUNTER_HI else ticks & 0xffffffff
     if reg in R.REGISTERS: return self.now.get(reg, self.old.get(reg, 0))
     raise CPError(f"read of register {reg:#x}, which " + ("the kernel protects" if R.protected(reg, False) else "is not known"),
-                  f"CP | protected mode error | READ | addr={reg:#x}" if R.protected(reg, False) else "")
+                  f"CP | protected mode error | READ | addr=0x{reg:08X} | status=0x{reg | 1 << 20:08X}" if R.protected(reg, False) else "")
 
   def write_reg(self, reg: int, value: int) -> None:
     """A register write by another packet than type 4, with the same checks."""
@@ -398,8 +411,7 @@ class CommandProcessor:
     func, is_signed, poll, ref, mask = a[0] & 7, a[0] >> 3 & 1, a[0] >> 4 & 3, a[3], a[4]
     if func > 6: raise CPError(f"CP_WAIT_REG_MEM with compare function {func}")
     if poll == 1:
-      addr = a[1] | a[2] << 32
-      if addr & 3: raise CPError(f"CP_WAIT_REG_MEM polls {addr:#x}, which is not dword aligned")
+      addr = self.dword_aligned(a[1] | a[2] << 32, "poll of")
       try: s = self.space.translate(addr, 4)
       except MemoryFault as e:
         self.smmu_fault(e)
@@ -423,13 +435,14 @@ class CommandProcessor:
     assert job is not None
     if compare(conv(read() & mask), want): return
     self.drain()                                        # launched work goes on while the CP waits
-    start, delay = time.monotonic(), 2e-5
+    # patience is counted in polls, not in time: on a loaded machine the CPU that would write the value gets more of it
+    left, delay = int(self.gpu.hang_polls), 2e-5
     while not compare(conv((v := read()) & mask), want):
       if job.killed: raise Hang(job.killed)
-      if time.monotonic() - start > self.gpu.hang_wait_s:
-        raise Hang(f"waited {self.gpu.hang_wait_s:g} s for {what}: value {v:#x} & {mask:#x} must be {SYMBOL[func]} {ref:#x}")
+      if left <= 0: raise Hang(f"polled {self.gpu.hang_polls} times for {what}: value {v:#x} & {mask:#x} must be {SYMBOL[func]} {ref:#x}")
       time.sleep(delay)
       delay = min(delay * 1.5, 1e-3)
+      left -= delay >= 1e-3
 
   def reg_to_mem(self, a: Sequence[int]) -> None:
     self.expect(a, 3)
@@ -794,14 +807,19 @@ class CommandProcessor:
     from .gpu import Hang
     at: dict[str, Any] = {"kernel": p.kernel, "where": p.where, "dispatch": p.number}
     hang = None
-    for f in e.faults:
+    found = dict[tuple, list[Any]]()                    # what one instruction did wrong in one buffer is one finding, however many lanes did it
+    for f in e.faults: found.setdefault((f.kind, f.pc, f.write, s.bo if (s := self.space.find(f.address)) else None), []).append(f)
+    for f, *others in found.values():
       details = [f"instruction {f.pc} at {p.base + f.pc * 8:#x}: {self.disassemble(p, f.pc)}", f"lane {f.lane} of workgroup {tuple(f.workgroup)}"]
       what = f"{'store' if f.write else 'load'} of {f.size} bytes at {f.address:#x}"
       kind = {"stale": "stale_line", "unsettled": "missing_wait", "register_limit": "limit", "call_stack": "limit"}.get(f.kind, f.kind)
+      if others:
+        addresses = [g.address for g in (f, *others)]
+        details.append(f"and {len(others)} more lanes, addresses {min(addresses):#x} to {max(addresses):#x}")
       if kind == "hang": hang = f
       elif kind in ("unmapped", "readonly", "not_resident"):
         v = Violation(kind, f"shader {what}", details=details + [self.space.explain(f.address)], **at)
-        self.gpu.fault(v, self.job, f.address, f.write, kind == "readonly", "UCHE")
+        for g in (f, *others): self.gpu.fault(v if g is f else None, self.job, g.address, g.write, kind == "readonly", "UCHE")
       elif kind == "limit": raise Hang(f"{f.text}, in kernel {p.kernel}", "limit")
       else:
         if kind.startswith("undefined_"): what = f"{REGION[kind]} {self.region_name(kind, f.address)} read before it was written"

@@ -7,7 +7,7 @@ preemption). The `schedule` decides when a queued job may start:
   N      (an int) seeded random delays of up to `grace_s`, and dispatches nobody waited for yet run in random order
 """
 from __future__ import annotations
-import heapq, itertools, random, threading, time
+import heapq, itertools, os, random, threading, time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,24 +60,31 @@ class FaultRecord:
   write: bool
   kind: str                    # TRANSLATION or PERMISSION
   source: str                  # UCHE, TP, CP, CDP Prefetch
-  dmesg: str
+  scratch: tuple[int, ...] = (0, 0, 0, 0)
+  dmesg: str = ""
 
 @dataclass
 class JobResult:
-  """status: ok, fault (completed, with SMMU faults) or hang (killed; `reason` says why)."""
+  """status: ok, fault (completed, with SMMU faults) or hang (killed; `reason` says why). dmesg: what its interrupts made the kernel log."""
   status: str = "ok"
   reason: str = ""
   faults: list[FaultRecord] = field(default_factory=list)
   reports: list[Violation] = field(default_factory=list)
+  dmesg: list[str] = field(default_factory=list)
+  ring: report.RingState = field(default_factory=report.RingState)
 
 @dataclass(eq=False)
 class Job:
-  """One submit. ibs: [(iova, dwords)]. resident: the BOs it lists, None for all. on_start(job) and on_retire(job, result) run on the GPU thread."""
+  """One submit. ibs: [(iova, dwords)]. resident: the BOs it lists, None for all. on_start(job) and on_retire(job, result) run on the GPU thread.
+  name, pid: of the task. context, timestamp: KGSL's."""
   space: Space
   ibs: list[tuple[int, int]]
   resident: set[BoInfo] | None = None
   priority: int = 1
   name: str = ""
+  pid: int = field(default_factory=os.getpid)
+  context: int = 0
+  timestamp: int = 0
   on_start: Callable[[Job], None] | None = None
   on_retire: Callable[[Job, JobResult], None] | None = None
   number: int = 0
@@ -85,8 +92,12 @@ class Job:
   finished: threading.Event = field(default_factory=threading.Event)
   killed: str = ""
   ready_at: float = 0.0
+  ring_end: int = 0
 
   def wait(self, timeout: float | None = None) -> bool: return self.finished.wait(timeout)
+
+# The kernel's part of a submit in the ring: pagetable switch, counters, invalidates, fence write, and the calls of its IBs (a6xx_submit), in dwords
+RING_DWORDS, SUBMIT_DWORDS, CALL_DWORDS = 8192, 60, 4
 
 class Hang(Exception):
   """The job cannot go on. `kind` is hang or cp_error."""
@@ -97,23 +108,24 @@ class Hang(Exception):
 class VirtualGPU:
   """chip_id as MSM_PARAM_CHIP_ID gives it. execute=False: streams are parsed, memory writes of the CP happen, dispatches do nothing.
 
-  order: workgroup order, "forward", "reversed" or a seed. hang_wait_s: how long a WAIT_REG_MEM may stay unsatisfied, in real seconds.
-  budget: instructions a wave may
-  execute before its job counts as hung. counter_start: first value of the 19.2 MHz always-on counter. engine: a shader core with the interface of
+  order: workgroup order, "forward", "reversed" or a seed. hang_polls: how often a WAIT_REG_MEM looks, a millisecond apart or more,
+  and budget: how many instructions a wave may execute before its job counts as hung. Neither is a time: a loaded machine is slower, not more stuck.
+  counter_start: first value of the 19.2 MHz always-on counter. engine: a shader core with the interface of
   ir3.native.Engine.
   """
   def __init__(self, chip_id: int = 0x06030002, strict: Strict | str | dict[str, Any] | None = None, schedule: str | int = "asap",
-               execute: bool = True, *, order: str | int = "forward", hang_wait_s: float = 2.0, grace_s: float = 0.02,
+               execute: bool = True, *, order: str | int = "forward", hang_polls: int = 2000, grace_s: float = 0.02,
                counter_start: int = 0x1_0000_0000, budget: int = 1 << 29, rd: str | None = None, engine: Any = None):
     if schedule not in ("asap", "late") and not isinstance(schedule, int):
       raise ValueError(f"schedule must be 'asap', 'late' or an int seed, not {schedule!r}")
     self.chip_id, self.strict, self.schedule, self.execute = chip_id, Strict.of(strict), schedule, execute
-    self.order, self.hang_wait_s, self.grace_s, self.budget = order, hang_wait_s, grace_s, budget
+    self.order, self.hang_polls, self.grace_s, self.budget = order, hang_polls, grace_s, budget
     self.random = random.Random(schedule if isinstance(schedule, int) else 0)
     self.counters: Counter[str] = Counter()
     self.reports: list[Violation] = []
     self.observer: Callable[[Pending, dict[int, int]], None] | None = None      # sees each dispatch with the registers its submit wrote (by offset)
-    self.dmesg: list[str] = []
+    self.dmesg: list[str] = []                          # lines that interrupts made the kernel log, of all jobs
+    self._wptr = 0
     self._counter_start, self._t0 = counter_start, time.perf_counter_ns()
     self._engine = engine
     self._numbers = itertools.count(1)
@@ -154,6 +166,7 @@ class VirtualGPU:
     with self._cond:
       if self._closing: raise RuntimeError("the virtual GPU was closed")
       job.number = next(self._numbers)
+      job.ring_end = self._wptr = (self._wptr + SUBMIT_DWORDS + CALL_DWORDS * len(job.ibs)) % RING_DWORDS
       now = time.monotonic()
       if self.schedule == "late": job.ready_at = now + self.grace_s
       elif self.schedule != "asap": job.ready_at = now + self.random.random() * self.grace_s
@@ -204,7 +217,7 @@ class VirtualGPU:
     """Files a violation unless the strictness tolerates it. The same finding (kind, summary) again in one job only counts up."""
     if self.strict.tolerates(v.kind, v.subject): return False
     if job is not None:
-      v.submit, v.job_name = job.number, job.name
+      v.submit, v.job_name = job.number, job.name + (f" ctx {job.context} ts {job.timestamp}" if job.context else "")
       same = next((r for r in job.result.reports if r.kind == v.kind and r.summary == v.summary), None)
       if same is not None:
         same.count += 1
@@ -212,16 +225,26 @@ class VirtualGPU:
       job.result.reports.append(v)
     self.counters["violations"] += 1
     self.reports.append(v)
-    if v.dmesg: self.dmesg.append(v.dmesg)
     return True
 
-  def fault(self, v: Violation, job: Job, iova: int, write: bool, permission: bool, source: str) -> None:
-    """An SMMU fault: recorded and logged whatever the strictness, the job goes on."""
-    v.dmesg = report.smmu_fault_line(iova, write, permission, source)
-    job.result.faults.append(FaultRecord(iova, write, "PERMISSION" if permission else "TRANSLATION", source, v.dmesg))
-    if job.result.status == "ok": job.result.status = "fault"
+  def log(self, job: Job, *lines: str) -> None:
+    """Lines of the kernel log, for whoever models the kernel."""
+    job.result.dmesg += lines
+    self.dmesg += lines
+
+  def fault(self, v: Violation | None, job: Job, iova: int, write: bool, permission: bool, source: str) -> None:
+    """An SMMU fault: recorded and logged whatever the strictness, the job goes on. v None: one more of a finding that was reported."""
+    f, result = FaultRecord(iova, write, "PERMISSION" if permission else "TRANSLATION", source, self.cp.scratch()), job.result
+    lines = report.fault_lines(job, f)
+    f.dmesg = "\n".join(lines)
+    if not result.faults: result.ring = self.cp.ring_state((job.ring_end - CALL_DWORDS) % RING_DWORDS, self._wptr)
+    if len(result.faults) < report.FAULT_LINES[job.space.name == "kgsl"]: self.log(job, *lines)
+    result.faults.append(f)
+    if result.status == "ok": result.status = "fault"
     self.counters["faults"] += 1
-    if not self.report(v, job): self.dmesg.append(v.dmesg)
+    if v is not None:
+      v.dmesg = f.dmesg
+      self.report(v, job)
 
   # *** the GPU thread
 
@@ -252,10 +275,11 @@ class VirtualGPU:
       except Hang as e:
         result.status, result.reason = "hang", e.reason
         self.counters["hangs"] += 1
-        v = Violation(e.kind, e.reason, kernel=self.cp.kernel, where=self.cp.where(),
+        result.ring = self.cp.ring_state((job.ring_end - CALL_DWORDS) % RING_DWORDS, self._wptr)
+        v = Violation(e.kind, e.reason, kernel=self.cp.kernel, where=self.cp.where(), dmesg=report.hang_line(job, result.ring),
                       details=self.cp.state_lines() if self.cp.kernel else [])
+        self.log(job, v.dmesg)
         self.report(v, job)
-        self.dmesg += report.hang_lines(job, *self.cp.position())
         self.cp.reset()
         job.space.uche_reset()
       except BaseException as e:      # a bug of the model must reach the waiting client, not end in a silent thread

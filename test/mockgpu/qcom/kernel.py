@@ -4,7 +4,7 @@ A model decodes raw bytes with layouts that a C compiler produced (abi/*.json) a
 written through /proc/self/mem, so that a bad pointer is EFAULT here as it is in a kernel, not a crash of the test process.
 """
 from __future__ import annotations
-import bisect, collections, contextlib, ctypes, dataclasses, errno, functools, heapq, json, mmap, operator, os, pathlib, struct, time
+import bisect, collections, contextlib, ctypes, dataclasses, errno, functools, heapq, json, mmap, operator, os, pathlib, struct, sys, time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from test.mockgpu.qcom.collector import outside_python
@@ -13,6 +13,31 @@ PAGE = 4096
 ENOTSUPP, ETOOSMALL = 524, 525                          # kernel-private codes that both drivers leak to userspace
 JIFFY_NS = 4_000_000                                    # HZ=250, arm64 defconfig
 MAP_SHARED, MAP_PRIVATE, MAP_TYPE, MAP_FIXED, MAP_FIXED_NOREPLACE = 1, 2, 0xf, 0x10, 0x100000
+
+class Process(NamedTuple):
+  """What a kernel knows of the calling task."""
+  comm: str
+  cmdline: str
+
+@functools.cache
+def process() -> Process:
+  comm, cmdline = (pathlib.Path("/proc/self", n).read_bytes() for n in ("comm", "cmdline"))
+  return Process(comm.decode(errors="replace").strip(), cmdline.replace(b"\0", b" ").decode(errors="replace").strip())
+
+_TINYGRAD = f"{os.sep}tinygrad{os.sep}"
+# frames that say nothing: these models, Python's own library, and how tinygrad calls ioctl
+_PLUMBING = (str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).resolve().parent), str(pathlib.Path(os.__file__).parent), "<")
+
+def whence() -> str:
+  """Where in the client an ioctl came from: its innermost frame and, if that is in tinygrad, the innermost one outside of it."""
+  out, f = list[str](), sys._getframe(1)
+  while f is not None and len(out) < 2:
+    file = f.f_code.co_filename
+    if not file.startswith(_PLUMBING) and f.f_code.co_name not in ("_do_ioctl", "ioctl") and (not out or _TINYGRAD not in file):
+      out.append(f"{os.sep.join(file.split(os.sep)[-3:])}:{f.f_lineno} in {f.f_code.co_name}")
+      if _TINYGRAD not in file: break
+    f = f.f_back # type: ignore[assignment]
+  return ", called from ".join(out)
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]

@@ -6,12 +6,14 @@ adreno_drawctxt.c, adreno.c). Not modelled: sparse memory, perf counters, sync s
 """
 from __future__ import annotations
 import collections, errno, functools, os, struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from test.mockgpu.qcom.files import map_shared, vmas
 from test.mockgpu.qcom.gpu import Job
 from test.mockgpu.qcom.kernel import (ENOTSUPP, MAP_FIXED, MAP_FIXED_NOREPLACE, PAGE, Abi, Entity, Fence, Ids, Model, Ranges, Shmem, copy_from_user,
-                                      copy_to_user, error)
+                                      copy_to_user, error, process, whence)
 from test.mockgpu.qcom.memory import BoInfo
+from test.mockgpu.qcom.report import hang_line
 
 ABI = Abi("kgsl.json")
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -21,7 +23,6 @@ MAX_IBS, MAX_SYNCPOINTS, MAX_SYNC_OBJS = 100000, 32, 128
 MAX_CONTEXTS = 197                                      # memstore slots: 8 KiB / 40 bytes, less the global and per-ring ones
 CONTEXT_QUEUE, INFLIGHT = 50, 15                        # adreno_dispatch.c: entries a context may queue, commands in the ringbuffer
 FAULT_LIMIT, FAULT_WINDOW_NS = 3, 3_000_000_000
-DESTROY_WAIT_NS = 30_000_000_000
 MARKER, SYNC_ONLY, MEMOBJ = ABI.KGSL_CMDBATCH_MARKER, ABI.KGSL_CMDBATCH_SYNC, ABI.KGSL_OBJLIST_MEMOBJ
 NO_FAULT_TOLERANCE, USER_TS = ABI.KGSL_CONTEXT_NO_FAULT_TOLERANCE, ABI.KGSL_CONTEXT_USER_GENERATED_TS
 CONTEXT_FLAGS = (ABI.KGSL_CONTEXT_PREAMBLE | ABI.KGSL_CONTEXT_NO_GMEM_ALLOC | ABI.KGSL_CONTEXT_PER_CONTEXT_TS | USER_TS | NO_FAULT_TOLERANCE
@@ -89,6 +90,7 @@ class KGSL(Model):
     self.clients: dict[Client, None] = {}
     self.commands: collections.deque[CommandRecord] = collections.deque(maxlen=4096)
     self._space: Any = None
+    self.retired = 0                                    # jobs
 
   @property
   def space(self) -> Any:
@@ -129,6 +131,7 @@ class KGSL(Model):
     id = self.ids.take()
     assert id is not None
     e = self.entries[id] = Entry(self, id, size, flags, mem, name)
+    e.info.history.append(f"allocated, {size} bytes, at {self.machine.uptime()}: {whence()}")
     return e
 
   def _map_gpu(self, e: Entry, gpuaddr: int, ram: int) -> None:
@@ -205,7 +208,7 @@ class KGSL(Model):
     """Immediate: does not wait for the GPU."""
     if not e.freed:
       e.freed = True
-      e.info.history.append("freed")
+      e.info.history.append(f"freed at {self.machine.uptime()}: {whence()}")
       self.put(e)
 
   def put(self, e: Entry) -> None:
@@ -329,12 +332,19 @@ class KGSL(Model):
   def drawctxt_destroy(self, c: Client, a: Any) -> None: self._destroy(self._context(c, a.drawctxt_id))
 
   def _destroy(self, ctx: Context) -> None:
-    """Detaches; waits for the GPU to finish the context's commands, 30 s at most, then forces their timestamps."""
+    """Detaches; waits for the GPU to finish the context's commands. If it does not, forces their timestamps."""
     ctx.detached = True
     del ctx.client.contexts[ctx.id], self.contexts[ctx.id]
     self.machine.cond.notify_all()
-    if not self.wait(lambda: not ctx.pending, self.machine.clock() + DESTROY_WAIT_NS): self._force_retire(ctx)
+    if not self._patient(lambda: not ctx.pending): self._force_retire(ctx)
     self.context_ids.give_back(ctx.id)
+
+  def _patient(self, done: Callable[[], bool]) -> bool:
+    """Waits for the GPU for as long as it gets anything done. A kernel gives up after a time (10 s for room in a queue, 30 s for a context's end)."""
+    while True:
+      n = self.retired
+      if not self.wait(lambda n=n: done() or self.retired != n, self.machine.clock() + int(self.machine.config.kgsl_wait_s * 1e9)): return False
+      if done(): return True
 
   # *** commands and timestamps
 
@@ -355,8 +365,7 @@ class KGSL(Model):
       if not size or size // 4 > 0xfffff: raise error(errno.EINVAL, f"IB of {size} bytes")
       if not any(r.start <= gpuaddr < r.start + r.size for r in (self.svm, self.va)): raise error(errno.EINVAL, f"IB at {gpuaddr:#x}")
     if len(ctx.pending) >= CONTEXT_QUEUE + INFLIGHT:
-      deadline = self.machine.clock() + int(self.machine.config.kgsl_queue_wait_s * 1e9)
-      if not self.wait(lambda: len(ctx.pending) < CONTEXT_QUEUE + INFLIGHT or ctx.invalid or ctx.detached, deadline):
+      if not self._patient(lambda: len(ctx.pending) < CONTEXT_QUEUE + INFLIGHT or ctx.invalid or ctx.detached):
         raise error(errno.ETIMEDOUT, f"context {ctx.id} has {len(ctx.pending)} commands queued")
       self._check_state(ctx)
     if ctx.flags & USER_TS:
@@ -364,7 +373,7 @@ class KGSL(Model):
       ts = a.timestamp
     else: ts = ctx.queued + 1 & 0xffffffff
     ctx.queued = ts
-    job = Job(self.space, [] if marker else [(g, s >> 2) for g, s in ibs], None, ctx.priority, f"ctx {ctx.id} ts {ts}")
+    job = Job(self.space, [] if marker else [(g, s >> 2) for g, s in ibs], None, ctx.priority, process().comm, context=ctx.id, timestamp=ts)
     fence = ctx.pending[ts] = Fence(ctx, ts, job)
     job.on_start, job.on_retire = functools.partial(self._start, ctx, ts), functools.partial(self._retire, ctx, fence)
     self.commands.append(CommandRecord(ctx.id, ts, a.flags, job.ibs))
@@ -418,9 +427,11 @@ class KGSL(Model):
     with self.lock:
       if result.reports: self.keep_reports(ctx.client, result)
       ctx.pending.pop(fence.seqno, None)
+      self.retired += 1
       if not ctx.invalid: self._advance(ctx, fence.seqno)
       fence.signal()
-      if result.status != "ok" and not ctx.invalid: self._fault(ctx, fence.seqno, result)
+      for line in result.dmesg: self.machine.log(line)
+      if result.status != "ok" and not ctx.invalid: self._fault(ctx, job, result)
       self.machine.retired()
 
   def _advance(self, ctx: Context, ts: int) -> None:
@@ -429,9 +440,9 @@ class KGSL(Model):
       ctx.syncs.remove(s)
       s[1].signal()
 
-  def _fault(self, ctx: Context, ts: int, result: Any) -> None:
+  def _fault(self, ctx: Context, job: Any, result: Any) -> None:
     """adreno_dispatcher_do_fault: unlike MSM, an SMMU fault stalls the GPU and ends in recovery, too."""
-    self.machine.log(f"kgsl kgsl-3d0: |adreno| gpu fault ctx {ctx.id} ts {ts} status {result.status} {result.reason}")
+    if result.status == "fault": self.machine.log(hang_line(job, result.ring))
     now = self.machine.clock()
     ctx.faults.append(now)
     ctx.reset_status = ABI.KGSL_CTX_STAT_GUILTY_CONTEXT_RESET_EXT

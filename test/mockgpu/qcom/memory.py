@@ -5,14 +5,14 @@ CPU maps; with the cache model on, `cache` is a shadow of the same size that sha
 and sees nothing that is still dirty in UCHE, as on hardware (Mesa docs/drivers/freedreno, "cache model").
 """
 from __future__ import annotations
-import bisect, ctypes, functools, itertools, pathlib, threading, time
+import bisect, ctypes, functools, itertools, os, pathlib, threading, time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 import numpy as np
 
-LINE = 64                                               # UCHE line size in bytes
+PAGE, LINE = 4096, 64                                   # UCHE line size in bytes
 READ, WRITE, RESIDENT = 1, 2, 4                         # SEG.flags
 # SEG.line, one byte a cache line. STALE: the CPU changed memory under a cached line. UNSETTLED: written by a dispatch nobody waited for yet.
 # OLD stands in for DIRTY while several dispatches run without a wait between them, so that the lines of each one can be told apart.
@@ -26,14 +26,15 @@ class MemoryFault(Exception):
     self.kind, self.address, self.size, self.write, self.source = kind, address, size, write, source
     super().__init__(f"{source} {'write' if write else 'read'} of {size} bytes at {address:#x}: {kind}")
 
-_bo_ids = itertools.count(1)
+_bo_ids, _spaces = itertools.count(1), itertools.count(1)
 
 @dataclass(eq=False)
 class BoInfo:
-  """What a report can say about a buffer. `history` is free text lines: allocated where, listed in which submit, freed when."""
+  """What a report can say about a buffer. `history` is free text lines: allocated where, freed when; `listed`: by which submit last."""
   name: str = ""
   handle: int = 0
   size: int = 0
+  listed: str = ""
   history: list[str] = field(default_factory=list)
   id: int = field(default_factory=lambda: next(_bo_ids))
 
@@ -58,6 +59,7 @@ class Space:
   """
   def __init__(self, *, uche: bool = True, name: str = ""):
     self.uche, self.name = uche, name
+    self.ttbr0 = (n := next(_spaces)) << 48 | 0x9_0000_0000 + n * PAGE    # as the SMMU reports it: ASID and the address of a table nobody can see
     self._lock, self._running = threading.RLock(), threading.Lock()
     self._iovas: list[int] = []                         # sorted, parallel to _segs
     self._segs: list[Segment] = []
@@ -163,6 +165,14 @@ class Space:
       dist, how, s = min(near, key=lambda x: x[0])
       return f"{dist:#x} bytes {how} {s.bo} [{s.iova:#x}, {s.iova + s.size:#x})" + _history(s.bo)
 
+  def neighbours(self, addr: int) -> tuple[str, str]:
+    """The mappings below and above an address that has none, as KGSL prints them."""
+    with self._lock:
+      i = bisect.bisect_right(self._iovas, addr)
+      def text(s: Segment) -> str:
+        return f"[{s.iova:016X} - {s.iova + s.size - 1:016X}] {'+' if s.iova <= addr else ' '} (pid = {os.getpid()}) ({s.bo.name or 'any'})"
+      return text(self._segs[i - 1]) if i else "*EMPTY*", text(self._segs[i]) if i < len(self._segs) else "*EMPTY*"
+
   # *** CP accesses: memory, not UCHE
 
   def read(self, addr: int, size: int, source: str = "CP") -> bytes:
@@ -237,4 +247,5 @@ def _library() -> ctypes.CDLL:
     fn.argtypes, fn.restype = [types[a] for a in args], types.get(res)
   return lib
 
-def _history(bo: BoInfo) -> str: return "".join(f"\n    {line}" for line in bo.history)
+def _history(bo: BoInfo) -> str:
+  return "".join(f"\n    {line}" for line in bo.history + ([f"last listed by {bo.listed}"] if bo.listed else []))

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from test.mockgpu.qcom.files import map_shared, vmas
 from test.mockgpu.qcom.gpu import Job
 from test.mockgpu.qcom.kernel import (ETOOSMALL, PAGE, Abi, Entity, Fence, Ids, Model, Ranges, Resv, Shmem, copy_from_user, copy_to_user, error,
-                                      jiffies_deadline)
+                                      jiffies_deadline, process, whence)
 from test.mockgpu.qcom.memory import BoInfo
+from test.mockgpu.qcom.report import recover_lines
 
 ABI = Abi("msm.json")
 U32 = struct.Struct("<I")
@@ -217,7 +218,7 @@ class MSM(Model):
       if not vm.shared: self._drop_vma(bo, vm)
     c.ids.give_back(handle)
     bo.handles -= 1
-    bo.info.history.append(f"handle {handle} closed")
+    bo.info.history.append(f"handle {handle} closed at {self.machine.uptime()}: {whence()}")
     self.put(bo)
 
   def put(self, bo: Bo) -> None:
@@ -267,6 +268,7 @@ class MSM(Model):
         own = Shmem(mem.size, fd=os.dup(a.fd))          # a foreign exporter: the import holds its own reference, shares the reservation
         own.resv, own.dmabuf = mem.resv, True
         bo = Bo(self, mem.size, 0, own, imported=True)
+        bo.info.history.append(f"imported at {self.machine.uptime()}: {whence()}")
       handle = self._new_handle(c, bo)
     a.handle = handle
 
@@ -351,6 +353,7 @@ class MSM(Model):
     except OSError as e: raise error(errno.ENOMEM, f"no memory for {size} bytes: {e}") from None
     bo = Bo(self, size, a.flags, mem)
     if a.flags & no_share: bo.resv = self.vm(c).resv
+    bo.info.history.append(f"GEM_NEW of {size} bytes at {self.machine.uptime()}: {whence()}")
     a.handle = self._new_handle(c, bo)
 
   def gem_info(self, c: Client, a: Any) -> None:
@@ -544,7 +547,9 @@ class MSM(Model):
       for bo in bos: bo.submits -= 1
       raise
 
-    job = Job(vm.space, ibs, {bo.info for bo in bos}, q.prio, c.comm)
+    listed = f"submit of queue {q.id}, fence {fence.seqno}"
+    for bo in bos: bo.info.listed = listed
+    job = Job(vm.space, ibs, {bo.info for bo in bos}, q.prio, c.comm or process().comm)
     record = GpuJob(c, q, fence, bos, restore)
     fence.job, job.on_start, job.on_retire = job, functools.partial(self._start, record), functools.partial(self._retire, record)
     for bo, (f, _, _) in zip(bos, entries): bo.resv.add(fence, f & BO_WRITE)
@@ -624,12 +629,12 @@ class MSM(Model):
 
   def _retire(self, r: GpuJob, job: Any, result: Any) -> None:
     with self.lock:
+      for line in result.dmesg: self.machine.log(line)
       if result.status == "hang":
-        self.machine.log(f"msm: hangcheck recover! offending task: {r.client.comm or 'unknown'}: {result.reason}")
+        for line in recover_lines(r.client.comm or process().comm, r.client.cmdline or process().cmdline): self.machine.log(line)
         r.queue.faults += 1
         if r.client.closed: self.global_faults += 1
         elif r.client.vm is not None: r.client.vm.faults += 1
-      for fault in result.faults: self.machine.log(fault.dmesg)
       if result.reports: self.keep_reports(r.client, result)
       r.queue.fences.pop(r.fence.seqno, None)
       for bo in r.bos:

@@ -6,14 +6,15 @@ stable identifiers: tests and the lenient list of Strict name them, optionally w
 from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-if TYPE_CHECKING: from .gpu import Job
+if TYPE_CHECKING:
+  from .gpu import FaultRecord, Job
 
 # kind -> what it means for the client. The text ends every report.
 REMEDY = {
   "unmapped": "No BO of this address space is there: a bad address, a use after close, or an access out of bounds.",
   "not_resident": "The BO exists but this submit does not list it. On hardware it works until the kernel evicts it, and its close is not waited for.",
   "readonly": "The BO was created GPU_READONLY, the SMMU refuses the write.",
-  "misaligned": "Global, local and private accesses must be aligned to their element size.",
+  "misaligned": "Global, local and private accesses must be aligned to their element size, the CP's to a dword.",
   "cp_error": "The command processor stops at this packet. The kernel sees a hang and drops the rest of the submit.",
   "hang": "The kernel's hang check kills the submit, signals its fence without an error and counts a fault.",
   "field_overflow": "The value has bits outside the register's fields, the hardware drops them: check the field's unit and shift.",
@@ -67,15 +68,51 @@ class Violation:
     lines = [head, f"  in {what}" + (f", {self.where}" if self.where else "")] + [f"  {d}" for d in self.details]
     if self.count > 1: lines.append(f"  seen {self.count} times")
     if self.kind in REMEDY: lines.append(f"  {REMEDY[self.kind]}")
-    if self.dmesg: lines.append(f"  dmesg: {self.dmesg}")
+    lines += [f"  dmesg: {line}" for line in self.dmesg.splitlines()]
     return "\n".join(lines)
 
-def smmu_fault_line(iova: int, write: bool, permission: bool, source: str) -> str:
-  """The kernel's log line of an SMMU fault (drm/msm adreno_gpu.c). The four scratch values are not modelled and read 0."""
-  return (f"*** gpu fault: ttbr0={0:016x} iova={iova:016x} dir={'WRITE' if write else 'READ'} "
-          f"type={'PERMISSION' if permission else 'TRANSLATION'} source={source} (0,0,0,0)")
+# *** the kernel's log, in the shape that dmesg shows. MSM: drm/msm adreno_gpu.c, a6xx_gpu.c, msm_gpu.c. KGSL (4.9): kgsl_iommu.c, adreno_dispatch.c
 
-def hang_lines(job: Job, ib1: int, rem: int, ring: int = 0) -> list[str]:
-  """What the kernel logs around a recovery (drm/msm msm_gpu.c, a6xx_gpu.c)."""
-  return [f"gpu fault ring {ring} fence {job.number:x} status 00800005 rb 0000/0000 ib1 {ib1:016X}/{rem:04x} ib2 0000000000000000/0000",
-          f"6.3.0.2: hangcheck recover! offending task: {job.name or 'unknown'}"]
+GPU_NAME, DRM_DEVICE = "6.3.0.2", "msm_dpu ae01000.display-controller"
+RBBM_STATUS = 0x00800005                                # not modelled: what a CP that waits or has stopped shows
+
+@dataclass
+class RingState:
+  """Where the CP is, as its registers tell after a hang: positions in the ring and what is left of each IB, in dwords."""
+  rptr: int = 0
+  wptr: int = 0
+  ib1: tuple[int, int] = (0, 0)
+  ib2: tuple[int, int] = (0, 0)
+  fence: int = 0                                        # of the last submit in the ring
+  def __str__(self) -> str:
+    (a, m), (b, n) = self.ib1, self.ib2
+    return f"status {RBBM_STATUS:08X} rb {self.rptr:04x}/{self.wptr:04x} ib1 {a:016X}/{m:04x} ib2 {b:016X}/{n:04x}"
+
+FAULT_LINES = 10, 1                                     # of one submit: MSM limits the rate, KGSL stalls the GPU at the first
+
+def fault_lines(job: Job, f: FaultRecord) -> list[str]:
+  """An SMMU fault. `scratch` holds CP_SCRATCH_REG 4 to 7."""
+  space, direction = job.space, "write" if f.write else "read"
+  if space.name != "kgsl":
+    return [f"*** gpu fault: ttbr0={space.ttbr0:016x} iova={f.iova:016x} dir={direction.upper()} type={f.kind} source={f.source} "
+            f"({','.join(map(str, f.scratch))})"]
+  before, after = space.neighbours(f.iova)
+  return [f"kgsl kgsl-3d0: GPU PAGE FAULT: addr = {f.iova:X} pid= {job.pid} name={job.name}",
+          f"kgsl kgsl-3d0: context=gfx3d_user TTBR0=0x{space.ttbr0:x} ({direction} {f.kind.lower()} fault)",
+          f"kgsl kgsl-3d0: FAULTING BLOCK: {f.source}", "kgsl kgsl-3d0: ---- nearby memory ----", f"kgsl kgsl-3d0: {before}",
+          f"kgsl kgsl-3d0:  <- fault @ {f.iova:08X}", f"kgsl kgsl-3d0: {after}"]
+
+def hang_line(job: Job, ring: RingState) -> str:
+  """What either kernel says of the CP when a job is given up. KGSL says it of a faulting command, too."""
+  if job.space.name != "kgsl": return f"adreno 5000000.gpu: [drm:a6xx_irq] *ERROR* gpu fault ring 0 fence {ring.fence:x} {ring}"
+  return f"kgsl kgsl-3d0: |adreno| {job.name}[{job.pid}]: gpu fault ctx {job.context} ts {job.timestamp} {ring}"
+
+def recover_lines(comm: str, cmdline: str) -> list[str]:
+  """MSM's recover_worker, on the DRM device."""
+  task = f"{comm} ({cmdline})" if comm and cmdline else "unknown"
+  return [f"{DRM_DEVICE}: [drm:recover_worker] *ERROR* {GPU_NAME}: {t}" for t in ("hangcheck recover!", f"offending task: {task}")]
+
+def lockup_lines(completed: int, submitted: int) -> list[str]:
+  """MSM's hangcheck_handler, ahead of the recovery."""
+  return [f"{DRM_DEVICE}: [drm:hangcheck_handler] *ERROR* {GPU_NAME}: {t}" for t in (
+    "hangcheck detected gpu lockup rb 0!", f"    completed fence: {completed}", f"    submitted fence: {submitted}")]
