@@ -428,3 +428,40 @@ def test_tolerating_the_known_slips_tolerates_nothing_else(double):
   job = Job(r, double)
   assert kinds(job.run(sp_mode_cntl=-1)) == ["stale_register"] and kinds(job.run(without=[job.x]))[0] == "not_resident"
   r.close()
+
+# *** what the shader core does not run is an error of the job, and the next job runs
+
+def state_with(job, *, tex=None, samp=None, uav=None, **over):
+  """The `double` dispatch with one descriptor of each kind that is given."""
+  s = job.rig.setup(Stream(), job.k, job.args, job.groups, job.local, **over)
+  for desc, load, regs in ((tex, (1, 5), (0xa9ba, 0xa9e6)), (samp, (0, 5), (None, 0xa9e2)), (uav, (3, 13), (0xaa00, 0xa9f2))):
+    if desc is None: continue
+    buf = job.rig.alloc(4096, "descriptors").put(desc)
+    if regs[0]: s.pkt4(regs[0], 1)
+    s.load_state(*load, 1, buf.iova).pkt4(regs[1], buf.iova, buf.iova >> 32)
+    if samp is desc: s.pkt4(0xb180, (border := job.rig.alloc(4096, "border")).iova, border.iova >> 32)
+  return job.rig.run(s.pkt7(0x33, 0, *job.groups).wfi())
+
+NTEX, NSAMP, NUAV = 1 << 8 | 1 << 9, 1 << 8 | 1 << 17, 1 << 8 | 1 << 22
+
+@pytest.mark.parametrize("kind,text,over", [
+  ("unsupported", "texture format 140", {"config": NTEX, "tex": texture(0x10000, fmt=140)}),
+  ("unsupported", "texture format 66", {"config": NUAV, "uav": texture(0x10000, fmt=66)}),
+  ("unsupported", "sampler with filters 2", {"config": NSAMP, "samp": np.array([2 << 1, 0, 0, 0], np.uint32)}),
+  ("unsupported", "F16_NO_INF", {"sp_float_cntl": 8}),
+], ids=lambda v: v if isinstance(v, str) else "")
+def test_state_the_shader_core_does_not_model_ends_the_job_with_its_name(job, kind, text, over):
+  j = state_with(job, **over)
+  assert j.result.status == "hang" and text in j.result.reason and [v.kind for v in j.result.reports] == [kind], j.result
+  assert job.run().result.status == "ok" and job.good()
+
+@pytest.mark.parametrize("word,text", ((0x65840000000c0004, "sel.s32"), (0xc4c6000008010001, "atomic.inc"), (0x2018400000000004, "cov.u8f32"),
+                                       (0xa0081100c2040009, "bindless"), (0xffffffffffffffff, "cat7")), ids=lambda v: v if isinstance(v, str) else "")
+def test_instructions_left_out_end_the_job_with_name_and_encoding(job, word, text):
+  good = job.k
+  program(job, word, END)
+  j = job.run()
+  assert j.result.status == "hang" and text in j.result.reason and f"{word:#018x}" in j.result.reason
+  assert kinds(j) == ["unknown_instruction"]
+  job.k = good
+  assert job.run().result.status == "ok" and job.good()

@@ -11,6 +11,7 @@ from tinygrad import Tensor, TinyJit, UOp, Variable
 from tinygrad.device import Compiled, ProfileDeviceEvent, ProfileGraphEvent
 from tinygrad.helpers import BEAM, Context, GlobalCounters, ProfilePointEvent, cpu_events
 from tinygrad.runtime import ops_qcom
+from tinygrad.runtime.support.qcom_iface import QCOMError
 
 KINDS, KERNELS = ("MSM", "KGSL"), 4
 @pytest.fixture(params=KINDS)
@@ -28,6 +29,20 @@ def net(x: Tensor, w: Tensor) -> Tensor:
 def expected(x: np.ndarray) -> np.ndarray: return (x @ W + 1).max(axis=1, keepdims=True) * 2 - x @ W
 
 # *** eager
+
+@pytest.mark.parametrize("error", (ValueError("not modelled"), "instruction", ZeroDivisionError("bug"), MemoryError("no room")), ids=str)
+def test_what_the_shader_core_refuses_is_an_error_of_the_call_and_not_of_the_next(kind, monkeypatch, error):
+  from test.mockgpu.qcom.ir3.native import Engine, UnknownInstruction
+  if error == "instruction": error = UnknownInstruction(3, 0xc4c6000008010001, "atomic.inc")
+  def refuse(self, prog, d): raise error
+  with virtual(kind, strict={"raise_to_waiter": False}) as (machine, dev):
+    x = Tensor(X[0]).realize()
+    monkeypatch.setattr(Engine, "run", refuse)
+    with pytest.raises(QCOMError): (x + 1).numpy()
+    assert any(str(error) in str(v) for v in machine.gpu.reports), "the report does not say why"
+    machine.gpu.reports.clear()
+    monkeypatch.undo()
+    np.testing.assert_array_equal((x * 3).numpy(), X[0] * 3)
 
 def test_eager(kind):
   with virtual(kind):

@@ -116,7 +116,7 @@ class CommandProcessor:
     self.now: dict[int, int] = {}                       # registers written by this job
     self.const_valid = np.zeros(1024, bool)
     self.shader: Load | None = None
-    self.desc: dict[str, dict[int, bytes]] = {"texture": {}, "sampler": {}, "uav": {}}
+    self.desc: dict[str, dict[int, bytes]] = {"texture": {}, "sampler": {}, "uav": {}, "ubo": {}}
     self.loads: list[Load] = []                         # queued since the last dispatch
     self.pending: list[Pending] = []
     self.predicate = False
@@ -649,12 +649,15 @@ class CommandProcessor:
     full, half = get("SP_CS_CNTL_0", "FULLREGFOOTPRINT"), get("SP_CS_CNTL_0", "HALFREGFOOTPRINT")
     ids = self.check_ids(full)
     self.check_private_memory(pvt)
-    if nsamp: self.fetch(self.get64(0xb180), 128, "fetch of border colours")
     merged = bool(get("SP_CS_CNTL_0", "MERGEDREGS"))
     base, code = self.fetch_program()
     shared = get("SP_CS_CNTL_1", "SHARED_SIZE")
 
+    from .ir3 import image
     from .ir3.native import Dispatch
+    samplers = self.descriptors("sampler", nsamp, 0xa9e2, 16)
+    borders = [self.fetch(self.get64(0xb180) + image.border_offset(s), 128, "fetch of border colours") or bytes(128) for s in samplers]
+    ubos = [self.desc["ubo"].get(k, bytes(8)) for k in range(max(self.desc["ubo"], default=-1) + 1)]
     d = Dispatch(groups=groups, local=local, size=size, offset=(self.value(0xb992), self.value(0xb994), self.value(0xb996)),
                  consts=self.consts.copy(), const_valid=self.loaded_consts() if gpu.strict.shader else None,
                  wgid_reg=ids["WGIDCONSTID"], lid_reg=ids["LOCALIDREGID"], wgsize_reg=ids["WGSIZECONSTID"],
@@ -662,7 +665,7 @@ class CommandProcessor:
                  branchstack=get("SP_CS_CNTL_0", "BRANCHSTACK"), local_bytes=(shared + 1) * 1024 if shared else LOCAL_BYTES, pvt_bytes=pvt,
                  demote=bool(get("SP_MODE_CNTL", "CONSTANT_DEMOTION_ENABLE")), merged_regs=merged,
                  f16_no_inf=bool(get("SP_FLOAT_CNTL", "F16_NO_INF")), textures=self.descriptors("texture", ntex, 0xa9e6, 64),
-                 samplers=self.descriptors("sampler", nsamp, 0xa9e2, 16), uavs=self.descriptors("uav", nuav, 0xa9f2, 64),
+                 samplers=samplers, borders=borders, uavs=self.descriptors("uav", nuav, 0xa9f2, 64), ubos=ubos, cf_mask=self.value(0xa9b2),
                  space=self.space, order=gpu.order, budget=gpu.budget, strict=gpu.strict.shader, abort=ctypes.c_int32(0))
     return Pending(self.dispatches, self.program(code, merged, base), d, self.loads, self.where(), kernel, code, base)
 
@@ -762,9 +765,11 @@ class CommandProcessor:
     return [loaded.get(k, memory[k]) for k in range(count)]
 
   def program(self, code: bytes, merged: bool, base: int) -> Any:
+    """Decodes; what the shader core cannot run ends the job."""
     from .ir3.native import UnknownInstruction
     try: return self.gpu.engine.program(code, merged_regs=merged)
     except UnknownInstruction as e: self.stop("unknown_instruction", f"{e}, program at {base:#x}")
+    except ValueError as e: self.stop("unsupported", f"{e}, program at {base:#x}")
 
   # *** execution
 
@@ -791,7 +796,8 @@ class CommandProcessor:
     for load in p.loads: self.verify(load, p)
     try: self.gpu.engine.run(p.program, p.dispatch)
     except ShaderFault as e: self.shader_faults(e, p)
-    except (UnknownInstruction, ValueError) as e: raise Hang(f"{e}, in kernel {p.kernel}", "unsupported") from None
+    except UnknownInstruction as e: raise Hang(f"{e}, in kernel {p.kernel}", "unknown_instruction") from None
+    except (ValueError, MemoryError) as e: raise Hang(f"{e}, in kernel {p.kernel}", "unsupported") from None
     finally: self._abort = None
     if job.killed: raise Hang(job.killed)
 
@@ -823,6 +829,7 @@ class CommandProcessor:
       elif kind == "limit": raise Hang(f"{f.text}, in kernel {p.kernel}", "limit")
       else:
         if kind.startswith("undefined_"): what = f"{REGION[kind]} {self.region_name(kind, f.address)} read before it was written"
+        elif kind == "image_type": what = f"{'store to' if f.write else 'load from'} an image of another kind at {f.address:#x}"
         elif kind in ("stale_line", "missing_wait"): details.append(self.space.explain(f.address))
         self.report(kind, f"shader {what}", details=details, **at)
     if hang is not None:
@@ -839,4 +846,5 @@ class CommandProcessor:
     word = p.code[pc * 8:pc * 8 + 8]
     if len(word) < 8: return "beyond the program"
     from .ir3 import decode
-    return str(decode.decode_one(int.from_bytes(word, "little"), pc))
+    try: return str(decode.decode_one(int.from_bytes(word, "little"), pc))
+    except decode.UnknownInstruction as e: return str(e)

@@ -42,6 +42,7 @@ REMEDY = {
   "local_out_of_bounds": "SP_CS_CNTL_1.SHARED_SIZE declares less local memory than the access needs.",
   "private_out_of_bounds": "SP_CS_PVT_MEM_PARAM.MEMSIZEPERITEM declares less private memory than the access needs.",
   "out_of_bounds": "The access leaves the buffer or image it addresses.",
+  "image_type": "The instruction's register type and the descriptor's format must both be float-like or both integer; raw access needs a buffer.",
   "barrier_divergence": "A barrier must be reached by all fibers of the workgroup that have not ended.",
 }
 

@@ -29,26 +29,30 @@ enum { LINE_VALID = 1, LINE_DIRTY = 2, LINE_STALE = 4, LINE_UNSETTLED = 8 };
 enum { RET_END, RET_BAR, RET_STOP };
 // Order is mirrored by native.FAULTS.
 enum { F_UNMAPPED, F_NOT_RESIDENT, F_READONLY, F_OUT_OF_BOUNDS, F_MISALIGNED, F_UNDEFINED_REGISTER, F_UNDEFINED_CONST, F_UNDEFINED_LOCAL,
-       F_FETCH_PAST_END, F_LOCAL_OUT_OF_BOUNDS, F_PRIVATE_OUT_OF_BOUNDS, F_HANG, F_BARRIER_DIVERGENCE, F_STALE, F_UNSETTLED, F_STACK };
+       F_FETCH_PAST_END, F_LOCAL_OUT_OF_BOUNDS, F_PRIVATE_OUT_OF_BOUNDS, F_HANG, F_BARRIER_DIVERGENCE, F_STALE, F_UNSETTLED, F_STACK, F_IMAGE };
 
 struct seg { u64 iova, size; u8 *ram, *cache, *line; u32 flags, bo; };
 struct fault { u64 addr; u32 kind, pc, lane, size, write, wg[3]; };
-struct image { u64 base; u32 width, height, pitch, half, swiz, valid; };
+// kind: 0 = no descriptor, KIND_*. bits, comps: of the texel. texel, pitch, layer: bytes. A buffer has `width` elements and one row.
+enum { KIND_FLOAT = 1, KIND_UNORM, KIND_SNORM, KIND_UINT, KIND_SINT };
+struct image { u64 base, layer; u32 width, height, depth, pitch, texel, kind, bits, comps, swiz, buffer; };
+enum { WRAP_REPEAT, WRAP_EDGE, WRAP_MIRROR, WRAP_BORDER };
+struct sampler { u32 wrap[3], linear_mag, linear_min, unnorm, border[4]; };
 struct uni { s32 off; u32 kind, val; };
 struct uop { u16 op, aux; s32 d, a, b, c, imm; u32 pc, x; };
 
 struct run {
   const struct uop *uops; const struct uni *unis; const u32 *consts; const s32 *poison; const struct seg *segs;
-  const struct image *tex, *uav; volatile s32 *abort; struct fault *faults; u64 *bb; const s32 *def_init;
+  const struct image *tex, *uav, *ubo; const struct sampler *samp; volatile s32 *abort; struct fault *faults; u64 *bb; const s32 *def_init;
   u64 seed, bytes_read, bytes_written; s64 budget;
-  u32 nuni, npoison32, npoison16, nsegs, ntex, nuav, nbb, wave_bytes, def_base, ndefs, ndef_init;
+  u32 nuni, npoison32, npoison16, nsegs, ntex, nuav, nubo, nsamp, nbb, wave_bytes, def_base, ndefs, ndef_init;
   u32 groups[3], local[3], size[3], goff[3];  // size: threads of the grid, so that the last groups may be partial; goff: global offset
   s32 ids[13];  // vectors of local id, workgroup id, size, offset (3 each), linear local id; 0 = absent
-  u32 local_bytes, pvt_bytes, order, threads, max_faults, nfaults, strict_local, hang;
+  u32 local_bytes, pvt_bytes, order, threads, max_faults, nfaults, strict_local, hang, cf_mask, own_consts;
 };
 
 typedef struct worker {
-  struct run *run; u64 *bb; u8 *local, *local_def; u64 bytes_read, bytes_written;
+  struct run *run; u64 *bb; u8 *local, *local_def; u32 *consts; u64 bytes_read, bytes_written;
 } worker;
 
 struct park { u32 u; u64 m; };
@@ -291,6 +295,7 @@ H(BR) {
     case 0: t = c1; break;
     case 1: t = c1 | c2; break;
     case 2: t = c1 & c2; break;
+    case 3: t = w->run->cf_mask >> u->c & 1 ? ~0ull : 0; break;
     case 4: t = c1 & e ? ~0ull : 0; break;
     default: t = (c1 & e) == e ? ~0ull : 0; break;
   }
@@ -306,6 +311,13 @@ H(BR) {
 
 H(GETONE) {  // one fiber takes the branch
   const struct uop *n = diverge(w, u, w->exec & -w->exec);
+  tab = set_exec(w, w->exec);
+  GO(n);
+}
+
+H(GETLAST) {  // the first cluster of 8 that has active fibers, but for its last active one
+  u64 first = w->exec & (0xffull << ((u32)__builtin_ctzll(w->exec) & ~7u)), last = 1ull << (63 - __builtin_clzll(first));
+  const struct uop *n = diverge(w, u, first & ~last);
   tab = set_exec(w, w->exec);
   GO(n);
 }
@@ -426,10 +438,16 @@ H(RELC) {  // relative constant into a u32 or (aux 1: low bits, 2: narrowed floa
     u32 i = (u32)__builtin_ctzll(e), v = 0;
     s32 k = (int16_t)a0[i] + u->imm;
     if ((u32)k >= 1024) report(w, F_OUT_OF_BOUNDS, u->pc, i, (u64)(s64)k, 4, 0);
-    else v = w->run->consts[k];
+    else v = w->wk->consts[k];
     if (u->aux == 0) V32(u->d)[i] = v;
     else V16(u->d)[i] = u->aux == 1 ? (u16)v : f2h(bitsf(v));
   }
+  GO(u + 1);
+}
+H(CONST) {  // a constant that the program may have written itself; imm = its id, aux as RELC
+  u32 v = w->wk->consts[u->imm];
+  if (u->aux == 0) { u32 *d = V32(u->d); VECTOR for (int i = 0; i < WAVE; i++) d[i] = v; }
+  else { u16 *d = V16(u->d), h = u->aux == 1 ? (u16)v : f2h(bitsf(v)); VECTOR for (int i = 0; i < WAVE; i++) d[i] = h; }
   GO(u + 1);
 }
 H(BCAST32) {  // shared registers hold one value a wave: the first active fiber's
@@ -442,6 +460,29 @@ H(MOVMSK) {  // aux registers of 32 mask bits each
     for (u64 e = w->exec; e; e &= e - 1) V32(u->d)[k * WAVE + (u32)__builtin_ctzll(e)] = (u32)(w->exec >> (32 * k));
   GO(u + 1);
 }
+
+// Data of other fibers. What comes from a fiber that is not active is nothing in particular: the pattern of undefined registers.
+#define FIBERS(SIZE, T, V) \
+  H(SHFL##SIZE) { /* a -> d; aux = mode, b = vector of the index, 0: imm is the index */ \
+    T *d = V(u->d), v[WAVE]; u64 e = w->exec; u32 n = u->b ? V32(u->b)[__builtin_ctzll(e | 1ull << 63)] : (u32)u->imm; \
+    memcpy(v, V(u->a), sizeof(v)); \
+    for (u64 m = e; m; m &= m - 1) { u32 i = (u32)__builtin_ctzll(m), j; \
+      switch (u->aux) { case 1: j = i ^ n; break; case 2: j = i - n; break; case 3: j = i + n; break; case 6: j = (i - n) & 63; break; \
+        default: j = (i + n) & 63; } \
+      d[i] = j < WAVE && e >> j & 1 ? v[j] : (T)0xffa5ffa5u; } \
+    GO(u + 1); } \
+  H(BRCST##SIZE) { /* aux = cluster size */ \
+    T *d = V(u->d); const T *a = V(u->a); u64 e = w->exec; u32 n = u->aux; \
+    for (u32 c = 0; c < WAVE; c += n) { u64 low = e & (((1ull << n / 2) - 1) << c); if (!low) continue; \
+      T v = a[63 - __builtin_clzll(low)]; for (u32 i = c + n / 2; i < c + n; i++) if (e >> i & 1) d[i] = v; } \
+    GO(u + 1); } \
+  H(QUAD##SIZE) { /* aux: 0 = fiber b of the quad, else i ^ aux */ \
+    T *d = V(u->d), v[WAVE]; u64 e = w->exec; memcpy(v, V(u->a), sizeof(v)); \
+    for (u64 m = e; m; m &= m - 1) { u32 i = (u32)__builtin_ctzll(m), j = u->aux ? i ^ u->aux : (i & ~3u) | ((u32)V(u->b)[i] & 3); \
+      d[i] = e >> j & 1 ? v[j] : (T)0xffa5ffa5u; } \
+    GO(u + 1); }
+FIBERS(32, u32, V32)
+FIBERS(16, u16, V16)
 
 // *** definedness of registers: one 64-bit lane mask each, only for registers the translator could not prove
 
@@ -608,6 +649,121 @@ STG(1, u8, u16, V16)
 STG(2, u16, u16, V16)
 STG(4, u32, u32, V32)
 
+H(ADDRA) {  // address of ldg.a and stg.a: d/b = low/high words out, a = base, c = index, aux = shift | offset << 4 | log2(size) << 8
+  u32 *lo = V32(u->d), *hi = V32(u->b); const u32 *a = V32(u->a), *c = V32(u->c);
+  u32 sh = u->aux & 15, off = u->aux >> 4 & 15, ts = u->aux >> 8;
+  VECTOR for (int i = 0; i < WAVE; i++) {
+    u64 x = ((u64)a[i + WAVE] << 32 | a[i]) + ((((u64)c[i] << sh) + off) << ts);
+    lo[i] = (u32)x, hi[i] = (u32)(x >> 32);
+  }
+  GO(u + 1);
+}
+
+static void set_consts(W *w, const struct uop *u, s64 at, const u32 *v, u32 n) {
+  if (at < 0 || at + n > 1024) { report(w, F_OUT_OF_BOUNDS, u->pc, (u32)__builtin_ctzll(w->exec | 1ull << 63), (u64)at, 4 * n, 1); return; }
+  memcpy(w->wk->consts + at, v, 4 * n);
+}
+static s64 const_at(W *w, const struct uop *u) {  // imm, plus a1.x of the first active fiber if there is a vector b
+  return u->imm + (u->b ? (s64)V16(u->b)[__builtin_ctzll(w->exec | 1ull << 63)] : 0);
+}
+H(STC) {  // a = first register, aux = components; the first active fiber's values
+  u32 v[4];
+  for (u32 k = 0; k < u->aux; k++) v[k] = V32(u->a)[k * WAVE + (u32)__builtin_ctzll(w->exec | 1ull << 63)];
+  if (w->exec) set_consts(w, u, const_at(w, u), v, u->aux);
+  GO(u + 1);
+}
+H(LDGK) {  // a/c = address, d = its offset in bytes, aux = dwords
+  u32 f = (u32)__builtin_ctzll(w->exec | 1ull << 63), v[16];
+  u64 addr = ((u64)V32(u->c)[f] << 32 | V32(u->a)[f]) + (u64)(s64)u->d;
+  if (!w->exec) GO(u + 1);
+  const u8 *p = addr & 3 ? NULL : translate(w, u, f, addr, 4 * u->aux, 0);
+  if (addr & 3) report(w, F_MISALIGNED, u->pc, f, addr, 4 * u->aux, 0);
+  if (p) memcpy(v, p, 4 * u->aux); else memset(v, 0, sizeof(v));
+  w->wk->bytes_read += 4 * u->aux;
+  set_consts(w, u, const_at(w, u), v, u->aux);
+  GO(u + 1);
+}
+
+// A descriptor by slot: c = its number, or (indirect) the vector that holds it for each fiber. NULL after a report.
+static const struct image *descriptor(W *w, const struct uop *u, u32 lane, u32 slot, const struct image *t, u32 n, int write) {
+  if (LIKELY(slot < n && t[slot].kind)) return &t[slot];
+  report(w, F_OUT_OF_BOUNDS, u->pc, lane, slot, 0, (u32)write);
+  return NULL;
+}
+
+H(LDC) {  // d = first register, a = vector of the offset (0: imm), c = slot; aux = components | first component << 4 | indirect << 8 | ldc.k << 9
+  u32 n = u->aux & 15, first = u->aux >> 4 & 15;
+  if (u->aux >> 9) {  // copies x vec4 to the constant file at a1.x (vector b)
+    u32 f = (u32)__builtin_ctzll(w->exec | 1ull << 63), off = u->a ? V32(u->a)[f] : (u32)u->imm;
+    if (!w->exec) GO(u + 1);
+    const struct image *t = descriptor(w, u, f, u->aux >> 8 & 1 ? V32(u->c)[f] : (u32)u->c, w->run->ubo, w->run->nubo, 0);
+    for (u32 k = 0; t && k < (u32)u->d; k++) {
+      u32 v[4] = {0, 0, 0, 0};
+      const u8 *p = off + k < t->width ? translate(w, u, f, t->base + 16ull * (off + k), 16, 0) : NULL;
+      if (p) memcpy(v, p, 16);
+      set_consts(w, u, (s64)V16(u->b)[f] + 4 * k, v, 4);
+    }
+    GO(u + 1);
+  }
+  for (u64 m = w->exec; m; m &= m - 1) {
+    u32 i = (u32)__builtin_ctzll(m), off = u->a ? V32(u->a)[i] : (u32)u->imm, v[8] = {0};
+    const struct image *t = descriptor(w, u, i, u->aux >> 8 & 1 ? V32(u->c)[i] : (u32)u->c, w->run->ubo, w->run->nubo, 0);
+    for (u32 k = 0; t && 4 * k < first + n; k++) {
+      const u8 *p = off + k < t->width ? translate(w, u, i, t->base + 16ull * (off + k), 16, 0) : NULL;
+      if (p) memcpy(v + 4 * k, p, 16);
+    }
+    w->wk->bytes_read += 4 * n;
+    for (u32 k = 0; k < n; k++) V32(u->d)[k * WAVE + i] = v[first + k];
+  }
+  GO(u + 1);
+}
+
+// *** atomics: d = old value, b = data (cmpxchg: data, then the value to compare with), aux = operation (isa.ATOMICS) | signed << 8
+
+static u32 atomic_on(u32 *p, u32 op, int sign, u32 v, u32 cmp) {
+  u32 old = __atomic_load_n(p, __ATOMIC_RELAXED), new;
+  do {
+    switch (op) {
+      case 16: new = old + v; break;
+      case 17: new = old - v; break;
+      case 18: new = v; break;
+      case 21: new = old == cmp ? v : old; break;
+      case 22: new = sign ? ((s32)old < (s32)v ? old : v) : old < v ? old : v; break;
+      case 23: new = sign ? ((s32)old > (s32)v ? old : v) : old > v ? old : v; break;
+      case 24: new = old & v; break;
+      case 25: new = old | v; break;
+      default: new = old ^ v; break;
+    }
+  } while (!__atomic_compare_exchange_n(p, &old, new, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  return old;
+}
+H(ATOMG) {  // a/c = address
+  for (u64 m = w->exec; m; m &= m - 1) {
+    u32 i = (u32)__builtin_ctzll(m); u64 addr = (u64)V32(u->c)[i] << 32 | V32(u->a)[i]; u8 *p = NULL;
+    if (addr & 3) report(w, F_MISALIGNED, u->pc, i, addr, 4, 1);
+    else p = translate(w, u, i, addr, 4, 1);
+    w->wk->bytes_read += 4, w->wk->bytes_written += 4;
+    V32(u->d)[i] = p ? atomic_on((u32 *)p, u->aux & 255, u->aux >> 8, V32(u->b)[i], V32(u->b)[i + WAVE * ((u->aux & 255) == 21)]) : 0;
+  }
+  GO(u + 1);
+}
+H(ATOML) {  // a = byte address in local memory
+  worker *k = w->wk;
+  for (u64 m = w->exec; m; m &= m - 1) {
+    u32 i = (u32)__builtin_ctzll(m), old = 0; u64 o = V32(u->a)[i];
+    if (o + 4 > w->run->local_bytes) report(w, F_LOCAL_OUT_OF_BOUNDS, u->pc, i, o, 4, 1);
+    else if (o & 3) report(w, F_MISALIGNED, u->pc, i, o, 4, 1);
+    else {
+      if (k->local_def && (u->aux & 255) != 18) for (u32 b = 0; b < 4; b++) if (!k->local_def[o + b]) {
+        report(w, F_UNDEFINED_LOCAL, u->pc, i, o + b, 4, 0); break; }
+      if (k->local_def) memset(k->local_def + o, 1, 4);
+      old = atomic_on((u32 *)(k->local + o), u->aux & 255, u->aux >> 8, V32(u->b)[i], V32(u->b)[i + WAVE * ((u->aux & 255) == 21)]);
+    }
+    V32(u->d)[i] = old;
+  }
+  GO(u + 1);
+}
+
 // *** local memory: byte address = 32-bit register a + imm
 
 #define LDL(SZ, MT, RT, V) H(LDL##SZ) { \
@@ -655,50 +811,196 @@ LDP(1, u8, u16, V16)
 LDP(2, u16, u16, V16)
 LDP(4, u32, u32, V32)
 
-// *** images. c = slot, a/b = coordinate registers, aux = components | (half register data) << 8
+// *** images
+// Register class of the instruction, CLASS_*: floats convert from and to float, unorm and snorm texels, integers from and to integers.
 
-H(ISAM) {
-  const struct image *t = u->c < (s32)w->run->ntex ? &w->run->tex[u->c] : NULL;
-  u32 n = u->aux & 0xff;
-  int half = u->aux >> 8;
-  if (UNLIKELY(!t || !t->valid)) report(w, F_OUT_OF_BOUNDS, u->pc, (u32)__builtin_ctzll(w->exec | 1ull << 63), (u64)u->c, 0, 0);
+enum { CLASS_FLOAT, CLASS_UINT, CLASS_SINT };
+static inline float st_sat(float x, float lo) { return x > lo ? (x < 1.0f ? x : 1.0f) : x != x ? 0.0f : lo; }
+
+// One texel as four 32-bit words: float bits, or integers. Channels the format lacks are 0, 0, 1.
+static inline void texel_load(const struct image *t, const u8 *p, u32 v[4]) {
+  u32 raw[6] = {0, 0, 0, t->kind >= KIND_UINT ? 1 : 0x3f800000u, 0, t->kind >= KIND_UINT ? 1 : 0x3f800000u};
+  for (u32 c = 0; c < t->comps; c++) {
+    u32 x;
+    if (t->bits == 32) memcpy(&x, p + 4 * c, 4);
+    else if (t->bits == 16) { u16 h; memcpy(&h, p + 2 * c, 2); x = h; }
+    else x = p[c];
+    s32 sx = (s32)(x << (32 - t->bits)) >> (32 - t->bits);
+    switch (t->kind) {
+      case KIND_FLOAT: if (t->bits == 16) x = fbits(h2f_raw((u16)x)); break;
+      case KIND_UNORM: x = fbits((float)((double)x / (double)((1ull << t->bits) - 1))); break;
+      case KIND_SNORM: { double f = (double)sx / (double)((1ull << (t->bits - 1)) - 1); x = fbits((float)(f < -1 ? -1 : f)); break; }
+      case KIND_SINT: x = (u32)sx; break;
+    }
+    raw[c] = x;
+  }
+  for (u32 c = 0; c < 4; c++) v[c] = raw[t->swiz >> (3 * c) & 7];
+}
+
+// Stores four channels (float bits or integers of the class). Integers saturate, as OpenCL's image writes do (assumed).
+static inline void texel_store(const struct image *t, u8 *p, u32 class, const u32 v[4]) {
+  for (u32 c = 0; c < t->comps; c++) {
+    u32 x = v[c];
+    float f = bitsf(x);
+    switch (t->kind) {
+      case KIND_FLOAT: if (t->bits == 16) x = f2h_raw(f); break;
+      case KIND_UNORM: x = (u32)rint((double)st_sat(f, 0.0f) * (double)((1ull << t->bits) - 1)); break;
+      case KIND_SNORM: x = (u32)(s32)rint((double)st_sat(f, -1.0f) * (double)((1ull << (t->bits - 1)) - 1)); break;
+      case KIND_UINT: { u32 top = t->bits == 32 ? ~0u : (1u << t->bits) - 1; x = class == CLASS_SINT && (s32)x < 0 ? 0 : x > top ? top : x; break; }
+      case KIND_SINT: { s64 top = (1ll << (t->bits - 1)) - 1, s = class == CLASS_SINT ? (s64)(s32)x : (s64)x; x = (u32)(s > top ? top : s < -top - 1 ? -top - 1 : s); break; }
+    }
+    memcpy(p + c * (t->bits / 8), &x, t->bits / 8);
+  }
+}
+
+static inline int class_fits(W *w, const struct uop *u, u32 lane, const struct image *t, u32 class, int write) {
+  if (LIKELY((class == CLASS_FLOAT) == (t->kind < KIND_UINT))) return 1;
+  report(w, F_IMAGE, u->pc, lane, t->base, t->texel, (u32)write);
+  return 0;
+}
+
+// Texel at integer coordinates; outside: border, or zeros.
+static inline void fetch(W *w, const struct uop *u, u32 i, const struct image *t, u32 x, u32 y, u32 z, const u32 *border, u32 v[4]) {
+  if (LIKELY(x < t->width && y < t->height && z < t->depth)) {
+    const u8 *p = translate(w, u, i, t->base + (u64)z * t->layer + (u64)y * t->pitch + (u64)x * t->texel, t->texel, 0);
+    w->wk->bytes_read += t->texel;
+    if (p) { texel_load(t, p, v); return; }
+  }
+  else if (border) { memcpy(v, border, 16); return; }
+  memset(v, 0, 16);
+}
+
+static inline s32 wrapped(u32 mode, s32 i, s32 n) {  // -1: border
+  switch (mode) {
+    case WRAP_REPEAT: i %= n; return i < 0 ? i + n : i;
+    case WRAP_EDGE: return i < 0 ? 0 : i >= n ? n - 1 : i;
+    case WRAP_MIRROR: i %= 2 * n; i = i < 0 ? i + 2 * n : i; return i < n ? i : 2 * n - 1 - i;
+    default: return i < 0 || i >= n ? -1 : i;
+  }
+}
+
+static void sample(W *w, const struct uop *u, u32 i, const struct image *t, const struct sampler *s, const float *xyz, u32 dims, u32 array,
+                   const s32 *off, int linear, u32 v[4]) {
+  s32 size[3] = {(s32)t->width, (s32)t->height, (s32)t->depth}, at[3][2] = {{0, 0}, {0, 0}, {0, 0}};
+  float frac[3] = {0, 0, 0};
+  linear = linear && t->kind < KIND_UINT;
+  for (u32 k = 0; k < dims; k++) {
+    float c = xyz[k];
+    if (array && k == dims - 1) {  // layers are not filtered
+      float l = rintf(c);
+      at[k][0] = at[k][1] = l > 0 ? l < (float)(size[k] - 1) ? (s32)l : size[k] - 1 : 0;
+      continue;
+    }
+    if (!s->unnorm) c *= (float)size[k];
+    c += (float)off[k];
+    if (!(fabsf(c) < 1073741824.0f)) c = c > 0 ? 1073741824.0f : c < 0 ? -1073741824.0f : 0;
+    if (linear) {  // 8 bits of sub-texel position
+      float f = floorf((c - 0.5f) * 256.0f + 0.5f) / 256.0f, lo = floorf(f);
+      at[k][0] = wrapped(s->wrap[k], (s32)lo, size[k]), at[k][1] = wrapped(s->wrap[k], (s32)lo + 1, size[k]), frac[k] = f - lo;
+    } else at[k][0] = at[k][1] = wrapped(s->wrap[k], (s32)floorf(c), size[k]);
+  }
+  float sum[4] = {0, 0, 0, 0};
+  for (u32 n = 0; n < (linear ? 1u << dims : 1u); n++) {
+    u32 px[4]; float weight = 1;
+    u32 c[3];
+    for (u32 k = 0; k < 3; k++) { c[k] = (u32)at[k][n >> k & 1]; if (linear && k < dims) weight *= n >> k & 1 ? frac[k] : 1 - frac[k]; }
+    if (linear && weight == 0) continue;
+    fetch(w, u, i, t, c[0], c[1], c[2], s->border, px);
+    if (!linear) { memcpy(v, px, 16); return; }
+    for (u32 k = 0; k < 4; k++) sum[k] += weight * bitsf(px[k]);
+  }
+  for (u32 k = 0; k < 4; k++) v[k] = fbits(sum[k]);
+}
+
+// d = first register, a = coordinates, b = second source (offsets, level), c = texture, or vector with sampler and texture
+// aux: write mask | half << 4 | class << 5 | dims << 7 | array << 9 | offsets << 10 | level << 11 | indirect << 12 | filtered << 13; imm = sampler
+H(TEX) {
+  u32 mask = u->aux & 15, half = u->aux >> 4 & 1, class = u->aux >> 5 & 3, dims = u->aux >> 7 & 3, array = u->aux >> 9 & 1, noff = u->aux >> 10 & 1;
+  u32 haslod = u->aux >> 11 & 1, indirect = u->aux >> 12 & 1, filtered = u->aux >> 13 & 1, ncomp = 32 - (u32)__builtin_clz(mask);
   for (u64 m = w->exec; m; m &= m - 1) {
-    u32 i = (u32)__builtin_ctzll(m), x = V32(u->a)[i], y = V32(u->b)[i];
-    float px[4] = {0, 0, 0, 0};
-    const u8 *p = NULL;
-    u32 texel = t && t->half ? 8 : 16;
-    if (t && t->valid && x < t->width && y < t->height) p = translate(w, u, i, t->base + (u64)y * t->pitch + (u64)x * texel, texel, 0);
-    if (p) {
-      w->wk->bytes_read += texel;
-      for (u32 c = 0; c < 4; c++) {
-        u32 sw = t->swiz >> (3 * c) & 7;
-        u16 h;
-        if (sw >= 4) { px[c] = sw == 5; continue; }
-        if (t->half) { memcpy(&h, p + 2 * sw, 2); px[c] = h2f_raw(h); }
-        else memcpy(&px[c], p + 4 * sw, 4);
+    u32 i = (u32)__builtin_ctzll(m), v[4] = {0, 0, 0, 0};
+    u32 slot = indirect ? V16(u->c)[WAVE + i] : (u32)u->c, sn = indirect ? V16(u->c)[i] : (u32)u->imm;
+    const struct image *t = descriptor(w, u, i, slot, w->run->tex, w->run->ntex, 0);
+    s32 off[3] = {0, 0, 0};
+    u32 level = 0, spatial = array ? dims - 1 : dims;
+    if (noff) for (u32 k = 0; k < spatial; k++) off[k] = (s32)V32(u->b)[k * WAVE + i];
+    if (haslod) level = V32(u->b)[(noff ? spatial : 0) * WAVE + i];
+    if (t && class_fits(w, u, i, t, class, 0)) {
+      if (!filtered) {
+        u32 c[3] = {V32(u->a)[i], t->buffer ? 0 : V32(u->a)[WAVE + i], dims == 3 ? V32(u->a)[2 * WAVE + i] : 0};
+        for (u32 k = 0; k < 3; k++) c[k] += (u32)off[k];
+        if (!level) fetch(w, u, i, t, c[0], c[1], c[2], NULL, v);
+      } else if (sn >= w->run->nsamp) report(w, F_OUT_OF_BOUNDS, u->pc, i, sn, 0, 0);
+      else {
+        float xyz[3] = {bitsf(V32(u->a)[i]), bitsf(V32(u->a)[WAVE + i]), dims == 3 ? bitsf(V32(u->a)[2 * WAVE + i]) : 0};
+        const struct sampler *s = &w->run->samp[sn];
+        sample(w, u, i, t, s, xyz, dims, array, off, haslod && bitsf(level) > 0 ? s->linear_min : s->linear_mag, v);
       }
     }
-    for (u32 c = 0; c < n; c++) { if (half) V16(u->d)[c * WAVE + i] = f2h(px[c]); else V32(u->d)[c * WAVE + i] = fbits(px[c]); }
+    for (u32 c = 0; c < ncomp; c++) if (mask >> c & 1) {
+      if (half) V16(u->d)[c * WAVE + i] = class == CLASS_FLOAT ? f2h(bitsf(v[c])) : (u16)v[c];
+      else V32(u->d)[c * WAVE + i] = v[c];
+    }
   }
   GO(u + 1);
 }
 
-H(STIB) {
-  const struct image *t = u->c < (s32)w->run->nuav ? &w->run->uav[u->c] : NULL;
-  u32 n = u->aux & 0xff;
-  int half = u->aux >> 8;
-  if (UNLIKELY(!t || !t->valid)) { report(w, F_OUT_OF_BOUNDS, u->pc, (u32)__builtin_ctzll(w->exec | 1ull << 63), (u64)u->c, 0, 1); GO(u + 1); }
+H(SIZE) {  // size of an image: aux = mask | uav << 4 | indirect << 5 (texture: half vector c + 1), a = vector of the level, 0: none
+  u32 mask = u->aux & 15, uav = u->aux >> 4 & 1, indirect = u->aux >> 5 & 1;
   for (u64 m = w->exec; m; m &= m - 1) {
-    u32 i = (u32)__builtin_ctzll(m), x = V32(u->a)[i], y = V32(u->b)[i], texel = t->half ? 8 : 16;
-    if (x >= t->width || y >= t->height) continue;
-    u8 *p = translate(w, u, i, t->base + (u64)y * t->pitch + (u64)x * texel, texel, 1);
-    if (!p) continue;
-    w->wk->bytes_written += texel;
-    for (u32 c = 0; c < n; c++) {
-      u32 bits = half ? V16(u->d)[c * WAVE + i] : V32(u->d)[c * WAVE + i];
-      if (half && !t->half) bits = fbits(h2f_raw((u16)bits));
-      if (!half && t->half) bits = f2h_raw(bitsf(bits));
-      memcpy(p + c * (texel / 4), &bits, texel / 4);
+    u32 i = (u32)__builtin_ctzll(m), slot = !indirect ? (u32)u->c : uav ? V32(u->c)[i] : V16(u->c)[WAVE + i], v[4] = {0, 0, 0, 0};
+    const struct image *t = descriptor(w, u, i, slot, uav ? w->run->uav : w->run->tex, uav ? w->run->nuav : w->run->ntex, 0);
+    if (t && !(u->a && V32(u->a)[i])) v[0] = t->width, v[1] = t->height, v[2] = t->depth;
+    for (u32 c = 0; c < 4; c++) if (mask >> c & 1) V32(u->d)[c * WAVE + i] = v[c];
+  }
+  GO(u + 1);
+}
+
+// d = data (an atomic: old value, data, or old value, compare, data), a = coordinates, c = slot, or vector with it
+// aux: components | half << 3 | class << 4 | dims << 6 | typed << 8 | indirect << 9; imm: 0 load, 1 store, else atomic operation | signed << 8
+H(UAV) {
+  u32 n = u->aux & 7, half = u->aux >> 3 & 1, class = u->aux >> 4 & 3, dims = u->aux >> 6 & 3, typed = u->aux >> 8 & 1, indirect = u->aux >> 9;
+  int store = u->imm != 0;
+  for (u64 m = w->exec; m; m &= m - 1) {
+    u32 i = (u32)__builtin_ctzll(m), v[4] = {0, 0, 0, 0};
+    const struct image *t = descriptor(w, u, i, indirect ? V32(u->c)[i] : (u32)u->c, w->run->uav, w->run->nuav, store);
+    u32 x = V32(u->a)[i], y = dims > 1 ? V32(u->a)[WAVE + i] : 0, z = dims > 2 ? V32(u->a)[2 * WAVE + i] : 0;
+    if (u->imm > 1) {
+      u32 op = (u32)u->imm & 255, cmp = op == 21;
+      u8 *p = NULL;
+      if (t && (t->bits != 32 || t->comps != 1 || t->kind < KIND_UINT)) { report(w, F_IMAGE, u->pc, i, t->base, t->texel, 1); t = NULL; }
+      if (t && x < t->width && y < t->height && z < t->depth)
+        p = translate(w, u, i, t->base + (u64)z * t->layer + (u64)y * t->pitch + 4ull * x, 4, 1);
+      w->wk->bytes_read += 4, w->wk->bytes_written += 4;
+      V32(u->d)[i] = p ? atomic_on((u32 *)p, op, u->imm >> 8, V32(u->d)[(1 + cmp) * WAVE + i], V32(u->d)[WAVE + i]) : 0;
+      continue;
+    }
+    if (store) for (u32 c = 0; c < n; c++) {
+      u32 h = half ? V16(u->d)[c * WAVE + i] : V32(u->d)[c * WAVE + i];
+      v[c] = !half ? h : class == CLASS_FLOAT && typed ? fbits(h2f_raw((u16)h)) : class == CLASS_SINT ? (u32)(s32)(int16_t)h : h;
+    }
+    if (typed) {
+      if (t && class_fits(w, u, i, t, class, store)) {
+        if (!store) fetch(w, u, i, t, x, y, z, NULL, v);
+        else if (x < t->width && y < t->height && z < t->depth) {
+          u8 *p = translate(w, u, i, t->base + (u64)z * t->layer + (u64)y * t->pitch + (u64)x * t->texel, t->texel, 1);
+          if (p) texel_store(t, p, class, v), w->wk->bytes_written += t->texel;
+        }
+      }
+    } else if (t) {  // raw elements of the register's size; each is bounded
+      u32 size = half ? 2 : 4; u64 bytes = (u64)t->width * t->texel;
+      if (!t->buffer) report(w, F_IMAGE, u->pc, i, t->base, size, (u32)store);
+      else for (u32 c = 0; c < n; c++) {
+        u64 o = ((u64)x + c) * size;
+        if (o + size > bytes) continue;
+        u8 *p = translate(w, u, i, t->base + o, size, store);
+        if (p) { if (store) memcpy(p, &v[c], size); else memcpy(&v[c], p, size); }
+        if (store) w->wk->bytes_written += size; else w->wk->bytes_read += size;
+      }
+    }
+    if (!store) for (u32 c = 0; c < n; c++) {
+      if (half) V16(u->d)[c * WAVE + i] = class == CLASS_FLOAT && typed ? f2h(bitsf(v[c])) : (u16)v[c];
+      else V32(u->d)[c * WAVE + i] = v[c];
     }
   }
   GO(u + 1);
@@ -753,13 +1055,18 @@ static void *work(void *arg) {
   u64 mode = get_mode();
   u32 fibers = r->local[0] * r->local[1] * r->local[2], nw = (fibers + WAVE - 1) / WAVE;
   u64 pvt = ((u64)r->pvt_bytes + 3) / 4 * 4 * WAVE, bb = 2ull * r->nbb * 8, loc = ((u64)r->local_bytes + 255) / 256 * 256;
-  u64 need = (u64)nw * r->wave_bytes + nw * pvt + bb + 2 * loc + 1024;
+  u64 need = (u64)nw * r->wave_bytes + nw * pvt + bb + 2 * loc + 4096 + 1024;
   u8 *mem = aligned_alloc(4096, (need + 4095) / 4096 * 4096);
   if (!mem) { __atomic_store_n(&sh->failed, 1, __ATOMIC_RELAXED); return NULL; }
   worker k = {.run = r};
   u8 *pv = mem + (u64)nw * r->wave_bytes;
   k.bb = (u64 *)(pv + nw * pvt);
   k.local = (u8 *)k.bb + (bb + 255) / 256 * 256;
+  k.consts = (u32 *)r->consts;
+  if (r->own_consts) {
+    k.consts = (u32 *)(k.local + 2 * loc);
+    memcpy(k.consts, r->consts, 4096);
+  }
   k.local_def = r->strict_local && r->local_bytes ? k.local + loc : NULL;
   memset(k.bb, 0, bb);
   set_mode(MODE_FTZ);
@@ -800,6 +1107,7 @@ static void *work(void *arg) {
       ext[i] = rest < r->local[i] ? (partial = 1, (u32)rest) : r->local[i];
     }
     if (loc) memset(k.local, 0xa5, loc);
+    if (r->own_consts) memcpy(k.consts, r->consts, 4096);
     if (k.local_def) memset(k.local_def, 0, loc);
     for (u32 v = 0; v < nw; v++) {
       W *w = (W *)(mem + (u64)v * r->wave_bytes);
@@ -861,6 +1169,6 @@ __attribute__((visibility("default"))) int ir3_run(struct run *r) {
 // Sizes of the structures native.py mirrors, to catch a mismatch when the library is loaded.
 __attribute__((visibility("default"))) u32 ir3_sizeof(u32 which) {
   const u32 sizes[] = {sizeof(struct run), sizeof(struct uop), sizeof(struct uni), sizeof(struct image),
-                       sizeof(struct fault), sizeof(struct seg), sizeof(W)};
+                       sizeof(struct fault), sizeof(struct seg), sizeof(struct sampler), sizeof(W)};
   return which < sizeof(sizes) / 4 ? sizes[which] : 0;
 }

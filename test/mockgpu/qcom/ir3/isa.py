@@ -66,13 +66,16 @@ def row(*args, **kwargs) -> None: ROWS.append(Row(*args, **kwargs))
 
 # *** cat0: flow control. Engine routines; key = (0, high bit 49, opc 58:55, branch type)
 for _i, _n in enumerate(("br", "brao", "braa", "brac", "bany", "ball", "brax")):
-  if _n not in ("brac", "brax"): row(_n, (0, 0, 1, _i), "branch")
+  if _n != "brax": row(_n, (0, 0, 1, _i), "branch", note="taken if SP_CS_BOOLEAN_CF_MASK has the bit" if _n == "brac" else "")
 row("nop", (0, 0, 0), "none")
 row("jump", (0, 0, 2), "target")
 row("call", (0, 0, 3), "target")
 row("ret", (0, 0, 4), "none")
 row("end", (0, 0, 6), "none")
+row("getlast", (0, 1, 4), "target", note="taken by the first cluster of 8 with active fibers, but for its last active one; W has no effect")
 row("getone", (0, 1, 5), "target", note="one active fiber takes the branch")
+row("shps", (0, 1, 7), "target", note="every wave runs the preamble: what it computes is the same for all of them")
+row("shpe", (0, 1, 8), "none")
 row("predt", (0, 1, 13), "pred")
 row("predf", (0, 1, 14), "pred")
 row("prede", (0, 1, 15), "none")
@@ -189,10 +192,17 @@ sfu("hrsq", 9, "sf_rsq(ftz(a))", 16)
 sfu("hlog2", 10, "sf_log2(ftz(a))", 16)
 sfu("hexp2", 11, "sf_exp2(ftz(a))", 16)
 
-# *** cat5: textures; key = (5, opc)
-row("isam", (5, 0), "isam")
+# *** cat5: textures and data of other fibers; key = (5, opc), or (5, opc, bit 53, bits 20:19)
+row("isam", (5, 0), "tex", note="integer texel coordinates, no filter; outside the image all channels are 0")
+row("isaml", (5, 1), "tex")
+row("sam", (5, 3), "tex", note="compute has no derivatives: level 0")
+row("saml", (5, 5), "tex")
+row("getsize", (5, 10), "getsize")
+row("tcinv", (5, 28), "sync")
+row("brcst.active", (5, 31, 0, 0), "lanes1", note="the last active fiber of a cluster's lower half gives its value to the upper half")
+for _i, _n in enumerate(("brcst", "horiz", "vert", "diag")): row(f"quad_shuffle.{_n}", (5, 31, 1, _i), "lanes2" if _i == 0 else "lanes1")
 
-# *** cat6: memory; classic key = (6, opc, type), a6xx key = (6, "b", opc)
+# *** cat6: memory; classic key = (6, opc, type), with bit 52 (6, opc, type, 1), a6xx key = (6, "b", opc)
 for _i, _t in enumerate(TYPES[:-1]):
   row(f"ldg.{_t}", (6, 0, _i), "ldg")
   row(f"ldl.{_t}", (6, 1, _i), "ldl")
@@ -200,17 +210,56 @@ for _i, _t in enumerate(TYPES[:-1]):
   row(f"stg.{_t}", (6, 3, _i), "stg")
   row(f"stl.{_t}", (6, 4, _i), "stl")
   row(f"stp.{_t}", (6, 5, _i), "stl")
+  row(f"ldg.a.{_t}", (6, 0, _i, "a"), "ldg.a", note="base + (((src2 << shift) + offset) << log2(type size)), all in 64 bits")
+  row(f"stg.a.{_t}", (6, 3, _i, "a"), "stg.a")
+for _i, _t in enumerate(TYPES):
+  if type_size(_t) == 4 and _t != "u8_32":
+    row(f"ldg.k.{_t}", (6, 0, _i, "k"), "ldg.k")
+    row(f"stc.{_t}", (6, 28, _i), "stc")
+row("shfl", (6, 27), "shfl", note="the index is the same for all fibers; a source fiber that is not active gives nothing in particular")
+# memory |= operation, old value returned; cmpxchg takes (data, compare), in the .b form (old, compare, data)
+ATOMICS = {16: "add", 17: "sub", 18: "xchg", 21: "cmpxchg", 22: "min", 23: "max", 24: "and", 25: "or", 26: "xor"}
+for _o, _n in ATOMICS.items():
+  row(f"atomic.{_n}", (6, _o, "l"), "atomic.l")
+  row(f"atomic.g.{_n}", (6, _o, "g"), "atomic.g")
+  row(f"atomic.b.{_n}", (6, "b", _o), "atomic.b")
+row("ldib.b", (6, "b", 6), "ldib")
 row("stib.b", (6, "b", 29), "stib")
+row("resinfo.b", (6, "b", 15), "resinfo")
+row("ldc", (6, "b", 30), "ldc", note="offset and bound in units of 16 bytes")
+row("ldc.k", (6, "b", 30, "k"), "ldc.k")
 
 # *** cat7: synchronisation; key = (7, opc)
 row("bar", (7, 0), "sync")
 row("fence", (7, 1), "sync")
+row("sleep", (7, 2), "sync")
 row("icinv", (7, 3), "sync")
+
+# What Mesa's tables know and this one leaves out: by the decoder's key, the name and why.
+_GRAPHICS, _OPEN, _LATER = "for graphics stages", "Mesa's sources do not say what it computes", "not made for a630"
+LEFT_OUT: dict[tuple, tuple[str, str]] = {
+  (0, 0, 5): ("kill", _GRAPHICS), (0, 0, 7): ("emit", _GRAPHICS), (0, 0, 8): ("cut", _GRAPHICS), (0, 0, 9): ("chmask", _GRAPHICS),
+  (0, 0, 10): ("chsh", _GRAPHICS), (0, 0, 11): ("flow_rev", _OPEN), (0, 0, 1, 6): ("brax", _OPEN), (0, 1, 0): ("bkt", _OPEN),
+  (1, 1): ("movs", _LATER), (2, 57, 0): ("bary.f or flat.b", _GRAPHICS), (2, 58, 0): ("mgen.b", _OPEN), (2, 60, 0): ("setrm", _OPEN),
+  (2, 62, 0): ("shb", _OPEN), (2, 63, 0): ("msad", _OPEN), (3, 0, 10): ("sel.s16", _OPEN), (3, 0, 11): ("sel.s32", _OPEN),
+  (3, 0, 12): ("sel.f16", _OPEN), (3, 0, 13): ("sel.f32", _OPEN), (3, 1, 13): ("dp2acc or dp4acc", _LATER), (3, 1, 14): ("wmm", _LATER),
+  **{(5, o): (n, "needs derivatives" if n in ("samb", "samgq", "getlod", "dsx", "dsy") else _GRAPHICS if "pp." in n or n[0] == "r"
+              else "not modelled")
+     for o, n in {2: "isamm", 4: "samb", 6: "samgq", 7: "getlod", 8: "conv", 9: "convm", 11: "getbuf", 12: "getpos", 13: "getinfo", 14: "dsx",
+                  15: "dsy", 16: "gather4r", 17: "gather4g", 18: "gather4b", 19: "gather4a", 20: "samgp0", 21: "samgp1", 22: "samgp2", 23: "samgp3",
+                  24: "dsxpp.1", 25: "dsypp.1", 26: "rgetpos", 27: "rgetinfo"}.items()},
+  (6, 10): ("ldlw", _GRAPHICS), (6, 11): ("stlw", _GRAPHICS), (6, 31): ("ldlv", _GRAPHICS), (6, 19): ("atomic.inc", _OPEN),
+  (6, 20): ("atomic.dec", _OPEN), (6, 15): ("resinfo", "replaced by resinfo.b on a6xx"), (6, 29): ("stsc", _LATER), (6, 14): ("ray_intersection",
+      _LATER),
+  (6, "b", 12): ("resbase", "bindless descriptors are not modelled"), (6, "b", 36): ("getspid", "names a physical processor"),
+  (6, "b", 37): ("getwid", "names a physical wave slot"), (6, "b", 38): ("getfiberid", _LATER),
+  (7, 4): ("dccln", _OPEN), (7, 5): ("dcinv", _OPEN), (7, 6): ("dcflu", _OPEN), (7, 7): ("lock or unlock", _LATER), (7, 8): ("alias", _LATER),
+}
 
 BY_KEY: dict[tuple, Row] = {r.key: r for r in ROWS}
 BY_NAME: dict[str, Row] = {r.name: r for r in ROWS}
 INDEX: dict[str, int] = {r.name: i for i, r in enumerate(ROWS)}
-assert len(BY_KEY) == len(ROWS) == len(BY_NAME), "duplicate row"
+assert len(BY_KEY) == len(ROWS) == len(BY_NAME) and not BY_KEY.keys() & LEFT_OUT.keys(), "duplicate row"
 
 # Source modifiers and other helpers the translator composes instructions from.
 HELPERS: tuple[Lane, ...] = (

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 import numpy as np
 from test.mockgpu.qcom.ir3.decode import Instr, decode_one
+from test.mockgpu.qcom.ir3 import image
+from test.mockgpu.qcom.ir3.image import Image, Sampler
 from test.mockgpu.qcom.ir3.isa import REG_NONE, ROUND_EVEN, ROWS, SHARED_FIRST, SHARED_LAST, UnknownInstruction
 from test.mockgpu.qcom.ir3.translate import LANES, OP, ROUTINES, UOP, UNI, VECTORS, Code, Translator, reachable, relative_files, steps_of
 
 FAULTS = ("unmapped", "not_resident", "readonly", "out_of_bounds", "misaligned", "undefined_register", "undefined_const", "undefined_local",
-          "fetch_past_end", "local_out_of_bounds", "private_out_of_bounds", "hang", "barrier_divergence", "stale", "unsettled", "call_stack")
+          "fetch_past_end", "local_out_of_bounds", "private_out_of_bounds", "hang", "barrier_divergence", "stale", "unsettled", "call_stack",
+          "image_type")
 MAX_FAULTS = 64
 CFLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
           "-fno-strict-aliasing", "-fwrapv", "-fvisibility=hidden", "-pthread")
@@ -32,33 +35,18 @@ class ShaderFault(Exception):
 
 class ShaderHang(ShaderFault): pass
 
-class Image(ctypes.Structure):
-  """A texture or UAV the engine can address: linear, 2-D, four channels of binary32 or binary16."""
-  _fields_ = [("base", ctypes.c_uint64), ("width", ctypes.c_uint32), ("height", ctypes.c_uint32), ("pitch", ctypes.c_uint32),
-              ("half", ctypes.c_uint32),
-              ("swiz", ctypes.c_uint32), ("valid", ctypes.c_uint32)]
-
 class _Fault(ctypes.Structure):
   _fields_ = [("addr", ctypes.c_uint64), *((n, ctypes.c_uint32) for n in ("kind", "pc", "lane", "size", "write")), ("wg", ctypes.c_uint32 * 3)]
 
 class _Run(ctypes.Structure):
-  _fields_ = [*((n, ctypes.c_void_p) for n in ("uops", "unis", "consts", "poison", "segs", "tex", "uav", "abort", "faults", "bb", "def_init")),
+  _fields_ = [*((n, ctypes.c_void_p) for n in ("uops", "unis", "consts", "poison", "segs", "tex", "uav", "ubo", "samp", "abort", "faults",
+                                               "bb", "def_init")),
               *((n, ctypes.c_uint64) for n in ("seed", "bytes_read", "bytes_written")), ("budget", ctypes.c_int64),
-              *((n, ctypes.c_uint32) for n in ("nuni", "npoison32", "npoison16", "nsegs", "ntex", "nuav", "nbb", "wave_bytes", "def_base", "ndefs",
-                                               "ndef_init")),
+              *((n, ctypes.c_uint32) for n in ("nuni", "npoison32", "npoison16", "nsegs", "ntex", "nuav", "nubo", "nsamp", "nbb", "wave_bytes",
+                                               "def_base", "ndefs", "ndef_init")),
               *((n, ctypes.c_uint32 * 3) for n in ("groups", "local", "size", "goff")), ("ids", ctypes.c_int32 * 13),
-              *((n, ctypes.c_uint32) for n in ("local_bytes", "pvt_bytes", "order", "threads", "max_faults", "nfaults", "strict_local", "hang"))]
-
-def texture(desc: bytes, *, swizzle: bool) -> Image:
-  """Decodes a 16-dword A6xx descriptor. Raises ValueError for layouts the engine does not address (tiled, other formats, arrays)."""
-  d = np.frombuffer(desc, "<u4")
-  fmt, tile, typ = int(d[0]) >> 22 & 0xff, int(d[0]) & 3, int(d[2]) >> 29
-  if fmt not in (130, 98): raise ValueError(f"texture format {fmt} is not implemented (only 130 = 32_32_32_32_FLOAT and 98 = 16_16_16_16_FLOAT)")
-  if tile or int(d[0]) >> 30: raise ValueError(f"texture with TILE_MODE {tile}, SWAP {int(d[0]) >> 30} is not implemented (only linear, WZYX)")
-  if typ not in (0, 1): raise ValueError(f"texture type {typ} is not implemented (only 1-D and 2-D)")
-  base = (int(d[4]) & ~31) | (int(d[5]) & 0x1ffff) << 32
-  return Image(base, int(d[1]) & 0x7fff, int(d[1]) >> 15 & 0x7fff, int(d[2]) >> 7 & 0x3fffff, fmt == 98, int(d[0]) >> 4 & 0xfff if swizzle
-               else 0o3210, 1)
+              *((n, ctypes.c_uint32) for n in ("local_bytes", "pvt_bytes", "order", "threads", "max_faults", "nfaults", "strict_local", "hang",
+                                               "cf_mask", "own_consts"))]
 
 @dataclass
 class Dispatch:
@@ -85,7 +73,10 @@ class Dispatch:
   f16_no_inf: bool = False
   textures: list[bytes] = field(default_factory=list)
   samplers: list[bytes] = field(default_factory=list)
+  borders: list[bytes] = field(default_factory=list)   # border colour entry of each sampler
   uavs: list[bytes] = field(default_factory=list)
+  ubos: list[bytes] = field(default_factory=list)
+  cf_mask: int = 0                                     # SP_CS_BOOLEAN_CF_MASK, tested by brac
   order: str | int = "forward"                         # forward, reversed, or a seed
   budget: int = 1 << 34                                # instructions a wave may execute before it counts as hung
   strict: bool = True                                  # definedness of registers, consts and local memory
@@ -111,7 +102,7 @@ class Program:
     self._steps = {pc: steps_of(i, merged_regs) for pc, i in self.instrs.items()}
     self._relative = bool(relative_files(self.instrs, merged_regs))
     regs = [r for ss in self._steps.values() for s in ss for r in (*s.reads, *s.writes)]
-    self.uses_local = any(i.name[:3] in ("ldl", "stl") for i in self.instrs.values())
+    self.uses_local = any(i.name[:3] in ("ldl", "stl") or i.row.form == "atomic.l" for i in self.instrs.values())
     self.uses_private = any(i.name[:3] in ("ldp", "stp") for i in self.instrs.values())
     self.max_full = max((n for f, n in regs if f == "r" and n < SHARED_FIRST), default=-1)
     self.max_half = max((n for f, n in regs if f == "h"), default=-1)
@@ -182,10 +173,10 @@ class Engine:
       lib = ctypes.CDLL(str(build()))
       lib.ir3_run.argtypes, lib.ir3_run.restype = [ctypes.POINTER(_Run)], ctypes.c_int
       lib.ir3_sizeof.argtypes, lib.ir3_sizeof.restype = [ctypes.c_uint32], ctypes.c_uint32
-      want = (ctypes.sizeof(_Run), UOP.itemsize, UNI.itemsize, ctypes.sizeof(Image), ctypes.sizeof(_Fault), 48)
-      if (got := tuple(lib.ir3_sizeof(n) for n in range(6))) != want: raise RuntimeError(f"engine.c and native.py disagree on structures: {got} != "
-                                                                                         f"{want}")
-      if lib.ir3_sizeof(6) > VECTORS: raise RuntimeError("wave context is larger than translate.VECTORS")
+      want = (ctypes.sizeof(_Run), UOP.itemsize, UNI.itemsize, ctypes.sizeof(Image), ctypes.sizeof(_Fault), 48, ctypes.sizeof(Sampler))
+      if (got := tuple(lib.ir3_sizeof(n) for n in range(7))) != want:
+        raise RuntimeError(f"engine.c and native.py disagree on structures: {got} != {want}")
+      if lib.ir3_sizeof(7) > VECTORS: raise RuntimeError("wave context is larger than translate.VECTORS")
       Engine._lib = lib
     self._programs: dict[tuple[bytes, bool], Program] = {}
     self.waves, self.lanes = np.zeros(len(ROWS), np.int64), np.zeros(len(ROWS), np.int64)
@@ -222,21 +213,25 @@ class Engine:
     if consts.size != 1024: raise ValueError(f"constant file of {consts.size} dwords instead of 1024")
     poison = np.array(code.poison32 + code.poison16 + [0], np.int32)
     def_init = np.array(code.def_init + [0], np.int32)
-    tex = (Image * max(1, len(d.textures)))(*(texture(t, swizzle=True) for t in d.textures))
-    uav = (Image * max(1, len(d.uavs)))(*(texture(t, swizzle=False) for t in d.uavs))
+    tex, uav = [image.image(t, swizzle=True) for t in d.textures], [image.image(t, swizzle=False) for t in d.uavs]
+    ubo, borders = [image.ubo(t) for t in d.ubos], [*d.borders, *[bytes(16)] * len(d.samplers)]
+    samp = [image.sampler(t, b) for t, b in zip(d.samplers, borders)]
+    arrays = [(kind * max(1, len(v)))(*v) for kind, v in ((Image, tex), (Image, uav), (Image, ubo), (Sampler, samp))]
     faults = (_Fault * MAX_FAULTS)()
     bb = np.zeros((code.blocks, 2), np.uint64)
     abort = d.abort if d.abort is not None else ctypes.c_int32(0)
     order = {"forward": 0, "reversed": 1}.get(d.order, 2) if isinstance(d.order, str) else 2
     work = total * -(-fibers // 64) * len(code.uops)
     segs = d.space.table()
-    r = _Run(code.uops.ctypes.data, code.unis.ctypes.data, consts.ctypes.data, poison.ctypes.data, segs.ctypes.data, ctypes.addressof(tex),
-             ctypes.addressof(uav), ctypes.addressof(abort), ctypes.addressof(faults), bb.ctypes.data, def_init.ctypes.data,
+    r = _Run(code.uops.ctypes.data, code.unis.ctypes.data, consts.ctypes.data, poison.ctypes.data, segs.ctypes.data,
+             *map(ctypes.addressof, arrays), ctypes.addressof(abort), ctypes.addressof(faults), bb.ctypes.data, def_init.ctypes.data,
              (int(d.order) * 0x9e3779b97f4a7c15 & (1 << 64) - 1) if not isinstance(d.order, str) else 0, 0, 0, d.budget,
-             len(code.unis), len(code.poison32), len(code.poison16), len(segs), len(d.textures), len(d.uavs), code.blocks, code.wave_bytes,
+             len(code.unis), len(code.poison32), len(code.poison16), len(segs), len(tex), len(uav), len(ubo), len(samp),
+             code.blocks, code.wave_bytes,
              code.defs[0], code.defs[1], len(code.def_init),
              d.groups, d.local, size, d.offset, tuple(code.ids), d.local_bytes if prog.uses_local else 0, d.pvt_bytes if prog.uses_private else 0,
-             order, self.threads if work > 4000 else 1, MAX_FAULTS, 0, int(d.strict), 0)
+             order, self.threads if work > 4000 else 1, MAX_FAULTS, 0, int(d.strict), 0, d.cf_mask,
+             int(code.own_consts))
     if Engine._lib.ir3_run(ctypes.byref(r)): raise MemoryError("the shader engine could not allocate its wave contexts")
     block, row, per = code.rows
     np.add.at(self.waves, row, bb[block, 0].astype(np.int64) * per)
@@ -269,4 +264,4 @@ def rate(engine: Engine, prog: Program, d: Dispatch, seconds: float = 0.5) -> fl
     n += 1
   return (int(engine.lanes.sum()) - before) / (time.perf_counter() - t) / engine.threads
 
-__all__ = ["Dispatch", "Engine", "OP", "Program", "ShaderFault", "ShaderHang", "UnknownInstruction", "build", "rate", "texture"]
+__all__ = ["Dispatch", "Engine", "OP", "Program", "ShaderFault", "ShaderHang", "UnknownInstruction", "build", "rate"]

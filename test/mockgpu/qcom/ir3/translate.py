@@ -13,9 +13,10 @@ from test.mockgpu.qcom.ir3.isa import (FLOAT_TABLE, INDEX, REG_A0, REG_NONE, REG
                                        lanes, type_size)
 
 # Routines written in engine.c, in the order of its handler tables; lane functions follow.
-ROUTINES = ("BB", "JUMP", "BR", "GETONE", "CALL", "RET", "END", "FETCH", "PREDT", "PREDF", "PREDE", "BAR", "PSET32", "PSET16", "PGET32", "PGET16",
-            "RELG32", "RELG16", "RELD32", "RELD16", "RELC", "BCAST32", "MOVMSK", "DEFINE", "DEFCOPY", "CHECK",
-            *(f"{op}{n}" for op in ("LDG", "STG", "LDL", "STL", "LDP", "STP") for n in (1, 2, 4)), "ISAM", "STIB")
+ROUTINES = ("BB", "JUMP", "BR", "GETONE", "GETLAST", "CALL", "RET", "END", "FETCH", "PREDT", "PREDF", "PREDE", "BAR", "PSET32", "PSET16", "PGET32",
+            "PGET16", "RELG32", "RELG16", "RELD32", "RELD16", "RELC", "CONST", "BCAST32", "MOVMSK", "SHFL32", "SHFL16", "BRCST32", "BRCST16",
+            "QUAD32", "QUAD16", "DEFINE", "DEFCOPY", "CHECK", *(f"{op}{n}" for op in ("LDG", "STG", "LDL", "STL", "LDP", "STP") for n in (1, 2, 4)),
+            "ADDRA", "STC", "LDGK", "LDC", "ATOMG", "ATOML", "TEX", "SIZE", "UAV")
 LANES = lanes()
 OP = {name: i for i, name in enumerate((*ROUTINES, *LANES))}
 
@@ -49,6 +50,7 @@ class Code:
   consts: list[tuple[int, int, int]]        # const component, pc of a reader, its block
   half_consts: bool
   checks: int                               # run-time definedness checks that remain
+  own_consts: bool                          # the program writes constants
 
 def steps_of(i: Instr, merged: bool) -> list[Step]:
   """Register traffic of an instruction, in execution order."""
@@ -67,13 +69,64 @@ def steps_of(i: Instr, merged: bool) -> list[Step]:
     assert i.dst is not None
     out = [Step(of(s, 0), regs(d.num, d.half), True) for s, d in zip(i.src, (i.dst, *i.dst2))]
   elif form == "movmsk": out.append(Step([], regs(i.dst.num, False, i.rpt + 1)))  # type: ignore[union-attr]
-  elif form == "ldg": out.append(Step(regs(i.src[0].num, False, 2), regs(i.dst.num, i.dst.half, i.count)))  # type: ignore[union-attr]
-  elif form == "ldl": out.append(Step(regs(i.src[0].num, False), regs(i.dst.num, i.dst.half, i.count)))  # type: ignore[union-attr]
-  elif form in ("stg", "stl"): out.append(Step(regs(i.src[0].num, False, 2 if form == "stg" else 1) + regs(i.src[1].num, i.src[1].half, i.count), []))
-  elif form == "isam":
-    out.append(Step(regs(i.src[0].num, False, 2), regs(i.dst.num, i.dst.half, i.count.bit_length())))  # type: ignore[union-attr]
-  elif form == "stib": out.append(Step(regs(i.src[0].num, i.src[0].half, i.count) + regs(i.src[1].num, False, 2), []))
+  else:
+    reads, written = traffic(i)
+    out.append(Step([r for group in reads for r in regs(*group)], [r for group in written for r in regs(*group)]))
   return out
+
+def traffic(i: Instr) -> tuple[list[tuple[int, bool, int]], list[tuple[int, bool, int]]]:
+  """Registers of a memory, texture or subgroup instruction, as (first, half, number): read, written."""
+  form, n, reads, writes = i.row.form, i.count, [], []
+  def r(k: int, count: int = 1) -> None:
+    if i.src[k].kind == "gpr": reads.append((i.src[k].num, i.src[k].half, count))
+  def w(count: int) -> None:
+    assert i.dst is not None
+    writes.append((i.dst.num, i.dst.half, count))
+  if i.index is not None: reads.append((i.index.num, i.index.half, 2 if i.index.half else 1))
+  if form in ("ldg", "ldl", "ldg.a"):
+    r(0, 1 if form == "ldl" else 2)
+    if form == "ldg.a": r(1)
+    w(n)
+  elif form in ("stg", "stl"):
+    r(0, 2 if form == "stg" else 1)
+    r(1, n)
+  elif form == "stg.a":
+    r(0, 2)
+    r(1)
+    r(2, n)
+  elif form == "ldg.k": r(0, 2)
+  elif form == "stc": r(0, n)
+  elif form in ("ldc", "ldc.k"):
+    r(0)
+    if form == "ldc": w(n)
+  elif form in ("tex", "getsize"):
+    assert i.dst is not None
+    r(0, 1 if form == "getsize" else i.dims)
+    if len(i.src) > 1: r(1, (i.dims - ("a" in i.mods)) * ("o" in i.mods) + (i.name in ("isaml", "saml")))
+    writes += [(i.dst.num + k, i.dst.half, 1) for k in range(4) if n >> k & 1]
+  elif form in ("lanes1", "lanes2", "shfl"):
+    assert i.dst is not None
+    for k in range(len(i.src)): r(k)
+    if i.name == "brcst.active": reads.append((i.dst.num, i.dst.half, 1))      # fibers of the lower half keep theirs
+    w(1)
+  elif form in ("atomic.l", "atomic.g"):
+    r(0, 1 if form == "atomic.l" else 2)
+    r(1, 1 + i.name.endswith("cmpxchg"))
+    w(1)
+  elif form == "atomic.b":
+    reads += [(i.src[0].num + 1, False, 1 + i.name.endswith("cmpxchg"))]
+    r(1, i.dims)
+    writes.append((i.src[0].num, False, 1))
+  elif form == "ldib":
+    r(0, i.dims)
+    w(n)
+  elif form == "stib":
+    r(0, n)
+    r(1, i.dims)
+  elif form == "resinfo": w(3)
+  return reads, writes
+
+def writes_consts(instrs: dict[int, Instr]) -> bool: return any(i.row.form in ("stc", "ldg.k", "ldc.k") for i in instrs.values())
 
 def relative_files(instrs: dict[int, Instr], merged: bool) -> set[str]:
   """Register files a program indexes with a0.x."""
@@ -95,7 +148,7 @@ class Translator:
     wanted: list[Reg | None] = [("r", reg + k) if reg != REG_NONE else None for reg, n in zip(ids, (3, 3, 3, 3, 1)) for k in range(n)]
     self.fill = {r for r in wanted if r}
     self.steps = steps
-    self.relative = relative_files(instrs, merged)
+    self.relative, self.own_consts = relative_files(instrs, merged), writes_consts(instrs)
     self.limit = {"r": full_regs * 4, "h": full_regs * 4}
     self._allocate()
     self._flow()
@@ -112,7 +165,9 @@ class Translator:
     return off
 
   def _allocate(self) -> None:
-    used = sorted({r for ss in self.steps.values() for s in ss for r in (*s.reads, *s.writes)} | self.fill)
+    holes = {(("h" if i.dst.half else "r"), i.dst.num + k) for i in self.instrs.values() if i.row.form in ("tex", "getsize") and i.dst is not None
+             and not (i.dst.half and self.merged) for k in range(i.count.bit_length())}
+    used = sorted({r for ss in self.steps.values() for s in ss for r in (*s.reads, *s.writes)} | self.fill | holes)
     for file in ("r", "h"):
       ids = [n for f, n in used if f == file]
       if file in self.relative:
@@ -122,7 +177,7 @@ class Translator:
         for n in range(hi): self.slots[file, n] = base + n * (256 if file == "r" else 128)
         ids = [n for n in ids if n >= hi]
       for n in ids: self.slots[file, n] = self._vector(file)
-    self.a0 = self._vector("h")
+    self.a0, self.a1 = self._vector("h"), self._vector("h")
 
   def _temp(self, file: str) -> int:
     if self.used[file] == len(self.temps[file]): self.temps[file].append(self._vector(file))
@@ -237,8 +292,12 @@ class Translator:
     self.out.append((OP[op], aux, d, a, b, c, imm, pc, len(self.out)))
 
   def uniform(self, kind: int, val: int, pc: int) -> int:
-    if kind >= CONST32: self.consts.setdefault(val, (pc, self.block))
     if kind >= CONST16: self.half_consts = True
+    if kind >= CONST32:
+      if self.own_consts:
+        self.emit("CONST", pc, d=(off := self._temp("r" if kind == CONST32 else "h")), imm=val, aux=kind - CONST32)
+        return off
+      self.consts.setdefault(val, (pc, self.block))
     if (kind, val) not in self.unis: self.unis[kind, val] = self._vector("r" if kind in (IMM32, CONST32) else "h")
     return self.unis[kind, val]
 
@@ -277,9 +336,10 @@ class Translator:
   def store(self, o: Operand, k: int, res: str, pc: int, op: str, sat: bool = False, **kw: int) -> None:
     """Emits `op` so that its result (type `res`) lands in operand o, whatever the width and kind of o."""
     file = "h" if is_half(res) else "r"
-    num, want = o.num + k, "h" if o.half or o.is_a0 else "r"
+    num, want = o.num + k, "h" if o.half or o.is_a0 or o.is_a1 else "r"
+    special = self.a0 if o.is_a0 else self.a1 if o.is_a1 else 0
     simple = o.kind == "gpr" and want == file and not o.is_pred and num < REG_A0 and not (want == "h" and self.merged)
-    target = self.slots[file, num] if simple else self.a0 if o.is_a0 and file == "h" else self._temp(file)
+    target = self.slots[file, num] if simple else special if special and file == "h" else self._temp(file)
     self.emit(op, pc, d=target, **kw)
     if sat: self.emit(f"sat.{res}", pc, d=target, a=target)
     if simple:
@@ -292,12 +352,12 @@ class Translator:
       wide = {"f16": "f32", "u16": "u32", "s16": "s32", "f32": "f16", "u32": "u16", "s32": "s16"}[res]
       lane = cov_lane(res, wide, self.cov_round)
       assert lane is not None
-      plain = o.kind == "gpr" and not (want == "h" and self.merged)
-      new = self.a0 if o.is_a0 else self.slots[want, num] if plain else self._temp(want)
+      plain = o.kind == "gpr" and not special and not (want == "h" and self.merged)
+      new = special or (self.slots[want, num] if plain else self._temp(want))
       self.emit(lane.key, pc, d=new, a=target)
       target = new
-      if plain or o.is_a0: return
-    if o.is_a0: return
+      if plain or special: return
+    if special: return
     if o.kind == "rgpr":
       if want == "h" and self.merged: raise UnknownInstruction(pc, self.instrs[pc].word, "relative half register with merged registers")
       self.emit(f"RELD{16 if want == 'h' else 32}", pc, d=self.slots[want, 0], a=target, b=self.a0, c=self.limit[want], imm=num)
@@ -325,7 +385,7 @@ class Translator:
     beyond = len(self.out)
     self.emit("FETCH", max(self.instrs) + 1)
     code = np.array(self.out, dtype=UOP) if self.out else np.zeros(0, UOP)
-    for op in ("JUMP", "BR", "GETONE", "CALL", "PREDT", "PREDF"):
+    for op in ("JUMP", "BR", "GETONE", "GETLAST", "CALL", "PREDT", "PREDF"):
       for k in np.flatnonzero(code["op"] == OP[op]): code["d"][k] = start.get(int(code["d"][k]), beyond)
     self.code, self.rows = code, rows
 
@@ -336,13 +396,14 @@ class Translator:
     elif form == "mov": self._mov(i)
     elif form in ("swz", "gat", "sct"): self._swz(i)
     elif form == "branch":
-      (c1, inv1), (c2, inv2) = i.cond[0], i.cond[-1]
-      kind = {"br": 0, "brao": 1, "braa": 2, "bany": 4, "ball": 5}[name]
-      self.emit("BR", pc, d=i.target, aux=c1 | inv1 << 2 | c2 << 3 | inv2 << 5 | kind << 8)
+      (c1, inv1), (c2, inv2) = (i.cond[0], i.cond[-1]) if i.cond else ((0, False), (0, False))
+      kind = {"br": 0, "brao": 1, "braa": 2, "brac": 3, "bany": 4, "ball": 5}[name]
+      self.emit("BR", pc, d=i.target, c=i.slot, aux=c1 | inv1 << 2 | c2 << 3 | inv2 << 5 | kind << 8)
     elif name == "jump": self.emit("JUMP", pc, d=i.target)
     elif name == "call": self.emit("CALL", pc, d=i.target)
     elif name == "ret": self.emit("RET", pc)
-    elif name == "getone": self.emit("GETONE", pc, d=i.target)
+    elif name in ("getone", "getlast"): self.emit(name.upper(), pc, d=i.target)
+    elif name == "shps": pass                   # every wave runs the preamble
     elif name == "end": self.emit("END", pc)
     elif name in ("predt", "predf"):
       if pc in self.second: self.emit("PREDF", pc, d=self.pred_stop[pc])
@@ -423,31 +484,88 @@ class Translator:
     t = self.temps["h"]
     return next((t[k] for k in range(len(t) - 3) if all(t[k + j] == t[k] + 128 * j for j in range(4))), 0)
 
+  def _gather(self, num: int, half: bool, n: int, pc: int) -> int:
+    """Offset of n consecutive registers for reading."""
+    off = self._run(num, half, n, pc)
+    if half and self.merged:
+      for k in range(n): self.emit(f"halves.{('lo', 'hi')[num + k & 1]}", pc, d=off + 128 * k, a=self.slots["r", (num + k) // 2])
+    return off
+
+  def _scatter(self, num: int, half: bool, mask: int, off: int, pc: int) -> None:
+    """After an instruction wrote the registers of `mask` from `num` on to `off`."""
+    for k in range(4):
+      if mask >> k & 1 and half and self.merged:
+        full = self.slots["r", (num + k) // 2]
+        self.emit(f"merge.{('lo', 'hi')[num + k & 1]}", pc, d=full, a=full, b=off + 128 * k)
+      elif mask >> k & 1 and not half and SHARED_FIRST <= num + k <= SHARED_LAST: self.emit("BCAST32", pc, d=off + 256 * k, a=off + 256 * k)
+
   def _memory(self, i: Instr) -> None:
-    pc, form = i.pc, i.row.form
+    pc, form, n = i.pc, i.row.form, i.count
+    reg = lambda num: self.slots["r", num]
+    cls = {"f": 0, "u": 1, "s": 2}[i.types[0][0]] if i.types else 0
+    load, at = i.dst, 0
+    mask = n if form in ("tex", "getsize") else 7 if form == "resinfo" else 1 if form[:6] == "atomic" or form in ("lanes1", "lanes2",
+        "shfl") else (1 << n) - 1
+    if load is not None: at = self._run(load.num, load.half, mask.bit_length(), pc)
+    slot = i.slot if i.index is None else self._gather(i.index.num, True, 2, pc) if i.index.half else reg(i.index.num)
     if form == "movmsk":
-      assert i.dst is not None
-      self.emit("MOVMSK", pc, d=self.slots["r", i.dst.num], aux=i.rpt + 1)
+      assert load is not None
+      self.emit("MOVMSK", pc, d=reg(load.num), aux=i.rpt + 1)
       return
-    data = i.dst if form in ("ldg", "ldl", "isam") else i.src[0] if form == "stib" else i.src[1]
-    assert data is not None
-    load, n = form in ("ldg", "ldl", "isam"), i.count.bit_length() if form == "isam" else i.count
-    split = data.half and self.merged
-    off = self._run(data.num, data.half, n, pc)
-    if split and not load:
-      for k in range(n): self.emit(f"halves.{('lo', 'hi')[data.num + k & 1]}", pc, d=off + 128 * k, a=self.slots["r", (data.num + k) // 2])
-    if form in ("isam", "stib"):
-      x, y = (i.src[0] if form == "isam" else i.src[1]).num, (i.src[0] if form == "isam" else i.src[1]).num + 1
-      self.emit("ISAM" if form == "isam" else "STIB", pc, d=off, a=self.slots["r", x], b=self.slots["r", y], c=i.slot, aux=n | data.half << 8)
+    if form in ("tex", "getsize"):
+      assert load is not None
+      second = reg(i.src[1].num) if len(i.src) > 1 else 0
+      if form == "getsize": self.emit("SIZE", pc, d=at, a=reg(i.src[0].num), c=slot, aux=n | (i.index is not None) << 5)
+      else:
+        aux = n | load.half << 4 | cls << 5 | i.dims << 7 | ("a" in i.mods) << 9 | ("o" in i.mods) << 10 | (i.name in ("isaml", "saml")) << 11
+        self.emit("TEX", pc, d=at, a=reg(i.src[0].num), b=second, c=slot, imm=i.sampler,
+                  aux=aux | (i.index is not None) << 12 | (i.name[0] == "s") << 13)
+    elif form == "resinfo": self.emit("SIZE", pc, d=at, c=slot, aux=7 | 1 << 4 | (i.index is not None) << 5)
+    elif form in ("ldib", "stib", "atomic.b"):
+      data, coord = (load, i.src[0]) if form == "ldib" else (i.src[0], i.src[1])
+      assert data is not None
+      if form == "stib": at = self._gather(data.num, data.half, n, pc)
+      elif form == "atomic.b": at = reg(data.num)
+      what = 0 if form == "ldib" else 1 if form == "stib" else i.row.key[2] | (i.types[0] == "s32") << 8
+      aux = n | data.half << 3 | cls << 4 | i.dims << 6 | ("t" in i.mods) << 8 | (i.index is not None) << 9
+      self.emit("UAV", pc, d=at, a=reg(coord.num), c=slot, imm=what, aux=aux)
+    elif form in ("atomic.l", "atomic.g"):
+      aux = i.row.key[1] | (i.types[0] == "s32") << 8
+      a, b = reg(i.src[0].num), reg(i.src[1].num)
+      if form == "atomic.l": self.emit("ATOML", pc, d=at, a=a, b=b, aux=aux)
+      else: self.emit("ATOMG", pc, d=at, a=a, b=b, c=reg(i.src[0].num + 1), aux=aux)
+    elif form in ("ldc", "ldc.k"):
+      off, ind = i.src[0], i.index is not None
+      where = {"a": reg(off.num)} if off.kind == "gpr" else {"imm": off.num}
+      if form == "ldc": self.emit("LDC", pc, d=at, c=slot, aux=n | i.offset << 4 | ind << 8, **where)
+      else: self.emit("LDC", pc, d=n, b=self.a1, c=slot, aux=ind << 8 | 1 << 9, **where)
+    elif form == "stc": self.emit("STC", pc, a=reg(i.src[0].num), b=self.a1 if "a" in i.mods else 0, imm=i.slot, aux=n)
+    elif form == "ldg.k":
+      self.emit("LDGK", pc, d=i.offset, a=reg(i.src[0].num), b=self.a1 if "a" in i.mods else 0, c=reg(i.src[0].num + 1), imm=i.slot, aux=n)
+    elif form in ("lanes1", "lanes2", "shfl"):
+      assert load is not None
+      size, a = 16 if load.half else 32, self._gather(i.src[0].num, load.half, 1, pc)
+      if form == "shfl":
+        index = i.src[1]
+        self.emit(f"SHFL{size}", pc, d=at, a=a, b=reg(index.num) if index.kind == "gpr" else 0, imm=index.num if index.kind == "imm" else 0,
+                  aux={"xor": 1, "up": 2, "down": 3, "rup": 6, "rdown": 7}[i.mods])
+      elif i.name == "brcst.active":
+        if load.half and self.merged: raise UnknownInstruction(pc, i.word, "brcst.active of a half register with merged registers")
+        self.emit(f"BRCST{size}", pc, d=at, a=a, aux=1 << i.shift)
+      else:
+        if form == "lanes2" and load.half and self.merged: raise UnknownInstruction(pc, i.word, "quad_shuffle.brcst of merged half registers")
+        b = self.slots["h" if load.half else "r", i.src[1].num] if form == "lanes2" else 0
+        self.emit(f"QUAD{size}", pc, d=at, a=a, b=b, aux=("brcst", "horiz", "vert", "diag").index(i.name[13:]))
     else:
-      addr = i.src[0].num
-      self.emit(f"{i.name[:3].upper()}{type_size(i.types[0])}", pc, d=off, a=self.slots["r", addr], b=self.slots["r", addr + 1]
-                if form in ("ldg", "stg") else 0,
-                imm=i.offset, aux=n)
-    if split and load:
-      for k in range(n):
-        full = self.slots["r", (data.num + k) // 2]
-        self.emit(f"merge.{('lo', 'hi')[data.num + k & 1]}", pc, d=full, a=full, b=off + 128 * k)
+      if load is None: at = self._gather(i.src[-1].num, i.src[-1].half, n, pc)
+      lo, wide = i.src[0].num, form[:3] in ("ldg", "stg")
+      a, b = reg(lo), reg(lo + 1) if wide else 0
+      if form[-2:] == ".a":
+        size = type_size(i.types[0]).bit_length() - 1
+        a, b = self._temp("r"), self._temp("r")
+        self.emit("ADDRA", pc, d=a, b=b, a=reg(lo), c=reg(i.src[1].num), aux=i.shift | i.offset << 4 | size << 8)
+      self.emit(f"{i.name[:3].upper()}{type_size(i.types[0])}", pc, d=at, a=a, b=b, imm=0 if form[-2:] == ".a" else i.offset, aux=n)
+    if load is not None: self._scatter(load.num, load.half, mask, at, pc)
 
   def result(self) -> Code:
     rows = np.array(self.rows, np.int64).reshape(-1, 3)
@@ -456,7 +574,8 @@ class Translator:
                 [self.slots[r] for r in sorted(self.poison) if r[0] == "h"],
                 -(-self.top // 4096) * 4096, self.ids, (self.def_base, len(self.tracked)),
                 [self._mask(r) for r in self.fill if r in self.tracked], len(self.leaders), (rows[:, 0], rows[:, 1], rows[:, 2]),
-                [(c, pc, b) for c, (pc, b) in self.consts.items()], self.half_consts, len(self.check))
+                [(c, pc, b) for c, (pc, b) in self.consts.items()], self.half_consts, len(self.check),
+                self.own_consts)
 
 def reachable(instrs: dict[int, Instr]) -> set[int]:
   """Instructions control flow can get to from instruction 0."""
