@@ -52,8 +52,9 @@ def load(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     info = about(f, str(path))
     want, device = info["target"], Device.DEFAULT.split(":")[0]
     if device != want["device"] or (here := target()) != want:
-      raise RuntimeError(f"{path} was compiled for {spell(want)} and this process computes on {device if device != want['device'] else spell(here)}: "
-                         f"run it with DEV={want['device']}:{want['renderer'].removeprefix(want['device'])}, or compile the model again for this device")
+      where = device if device != want["device"] else spell(here)
+      raise RuntimeError(f"{path} was compiled for {spell(want)} and this process computes on {where}: run it with "
+                         f"DEV={want['device']}:{want['renderer'].removeprefix(want['device'])}, or compile the model again for this device")
     start = f.tell()
     with mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
       try:

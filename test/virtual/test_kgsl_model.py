@@ -1,6 +1,6 @@
 """The KGSL model against msm-4.9's rules, one row a rule; and the unmodified tinygrad 0.14.0 driver as a client nobody here wrote."""
 from __future__ import annotations
-import ctypes, errno, mmap, os, pathlib, re, select, struct, subprocess, sys, tarfile, threading
+import ctypes, errno, functools, mmap, os, pathlib, re, select, struct, subprocess, sys, tarfile, threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -262,16 +262,44 @@ def test_free_does_not_wait_and_event_free_does(client: Any) -> None:
   client.gpu.finish()
   assert errno_of(lambda: client("GPUOBJ_INFO", id=b)) == errno.EINVAL
 
-def test_host_memory_is_seen_by_the_gpu(client: Any) -> None:
+def test_host_memory_is_seen_by_the_gpu_after_cache_maintenance(client: Any) -> None:
   host = client.host()
   ctypes.memmove(host, b"host", 4)
-  m = user_mem(client, hostptr=host, len=8192)
+  m, part = user_mem(client, hostptr=host, len=8192), user_mem(client, hostptr=host + 4096)
   space = client.machine.kgsl.space
-  assert m.gpuaddr != host and space.read(m.gpuaddr, 4) == b"host"
+  assert m.gpuaddr != host and space.read(m.gpuaddr, 4) == bytes(4)
+  qcom.cpu_cache("clean", host, 4)
+  assert space.read(m.gpuaddr, 4) == b"host"
   space.write(m.gpuaddr + 4096, b"gpu!")
+  assert ctypes.string_at(host + 4096, 4) == bytes(4) and space.read(part.gpuaddr, 4) == b"gpu!"
+  qcom.cpu_cache("invalidate", host + 4096, 4)
   assert ctypes.string_at(host + 4096, 4) == b"gpu!"
-  client("SHAREDMEM_FREE", gpuaddr=m.gpuaddr)
-  assert space.find(m.gpuaddr) is None and ctypes.string_at(host, 4) == b"host"
+  ctypes.memmove(host + 64, b"lost", 4)                 # dirty lines that are dropped, and their neighbours
+  ctypes.memmove(host + 128, b"kept", 4)
+  qcom.cpu_cache("invalidate", host + 64, 4)
+  qcom.cpu_cache("flush", host + 128, 4)
+  assert ctypes.string_at(host + 64, 4) == bytes(4) and ctypes.string_at(host + 128, 4) == space.read(m.gpuaddr + 128, 4) == b"kept"
+  for gpuaddr in (m.gpuaddr, part.gpuaddr): client("SHAREDMEM_FREE", gpuaddr=gpuaddr)
+  assert space.find(m.gpuaddr) is None and ctypes.string_at(host, 4) == b"host" and not client.machine.kgsl.host.maps
+
+def test_a_cached_dmabuf_needs_sync_in_both_directions(client: Any) -> None:
+  """drivers/dma-buf/heaps/system_heap.c: attaching cleans; later the end of a CPU write cleans, and the start of a CPU read invalidates."""
+  fd = heap_fd(client)
+  def cpu(data: bytes) -> None: os.pwrite(fd, data, 0)
+  cpu(b"first")
+  at = client("GPUOBJ_INFO", id=import_fd(client, fd)).gpuaddr
+  space = client.machine.kgsl.space
+  assert space.read(at, 5) == b"first"
+  cpu(b"later")
+  assert space.read(at, 5) == b"first"
+  qcom.dmabuf_sync(fd, 6)
+  assert space.read(at, 5) == b"later"
+  space.write(at, b"gpu's")
+  assert os.pread(fd, 5, 0) == b"later"
+  qcom.dmabuf_sync(fd, 1)
+  assert os.pread(fd, 5, 0) == b"gpu's"
+  for args, code in (((fd, 8), errno.EINVAL), ((fd, 4), errno.EINVAL), ((client.file.fd, 1), errno.ENOTTY), ((9999, 1), errno.EBADF)):
+    assert errno_of(functools.partial(qcom.dmabuf_sync, *args)) == code
 
 def test_dmabuf_of_the_msm_side_is_shared(client: Any) -> None:
   m = Msm()

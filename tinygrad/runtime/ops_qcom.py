@@ -431,6 +431,7 @@ class Slab:
   def __init__(self, buf:HCQBuffer): self.buf, self.tlsf, self.used = buf, TLSFAllocator(buf.size, block_size=256), 0
 
 class QCOMAllocator(HCQAllocator['QCOMDevice']):
+  supports_external_fd = True
   def __init__(self, dev:QCOMDevice):
     self.slabs:list[Slab] = []
     super().__init__(dev, supports_copy_from_disk=False, supports_transfer=False)
@@ -449,6 +450,7 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
     raise AssertionError("a fresh slab has room")
 
   def _alloc(self, size:int, options:BufferSpec) -> HCQBuffer:
+    if options.external_fd is not None: return self.dev.iface.import_fd(options.external_fd, options.external_offset, size)
     if options.external_ptr is not None: return self.dev.iface.map_host(options.external_ptr, size)
     if options.cpu_access and size <= SLAB_MAX: return self._slab_alloc(size)
     buf = self.dev.iface.alloc(size)
@@ -457,6 +459,7 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
 
   def alloc(self, size:int, options:BufferSpec|None=None) -> HCQBuffer:
     self.dev.iface.check_process()
+    if options is not None and options.is_external: return self._alloc(size, options) # freeing other memory would not make it possible
     cached = len(self.cache[(size, options)]) > 0
     try: buf = super().alloc(size, options)
     except MemoryError as e: raise MemoryError(f"{e}: {e.__cause__}") from e.__cause__
@@ -464,13 +467,14 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
     return buf
 
   def free(self, opaque:HCQBuffer, size:int, options:BufferSpec|None=None):
-    if options is None or options.external_ptr is None: self.dev.iface.live.rebirth(int(opaque.va_addr), dead=True)
+    if options is None or not options.is_external: self.dev.iface.live.rebirth(int(opaque.va_addr), dead=True)
     super().free(opaque, size, options)
 
   def _free(self, opaque:HCQBuffer, options:BufferSpec|None=None):
     if self.dev.iface.closed or self.dev.iface.pid != os.getpid(): return
     self.dev.drain()
-    if options is not None and options.external_ptr is not None: self.dev.iface.unmap_host(opaque)
+    if options is not None and options.external_fd is not None: self.dev.iface.release_fd(opaque)
+    elif options is not None and options.external_ptr is not None: self.dev.iface.unmap_host(opaque)
     elif isinstance(opaque.meta, tuple):
       slab, off = opaque.meta
       self.dev.iface.live.remove(int(opaque.va_addr))
@@ -492,11 +496,13 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
     return buf
   def _copyin(self, dest:HCQBuffer, src:memoryview):
     self.dev.synchronize() # queued work may still read it
-    with cpu_profile(f"TINY -> {self.dev.device}", f"{self.dev.device}:COPY"): ctypes.memmove(dest.cpu_view().addr, from_mv(src), len(src))
+    with cpu_profile(f"TINY -> {self.dev.device}", f"{self.dev.device}:COPY"), self.dev.iface.cpu_access(dest, write=True):
+      ctypes.memmove(dest.cpu_view().addr, from_mv(src), len(src))
     self.dev.overwritten(int(dest.va_addr), len(src))
   def _copyout(self, dest:memoryview, src:HCQBuffer):
     self._readable(src)
-    with cpu_profile(f"{self.dev.device} -> TINY", f"{self.dev.device}:COPY"): ctypes.memmove(from_mv(dest), src.cpu_view().addr, len(dest))
+    with cpu_profile(f"{self.dev.device} -> TINY", f"{self.dev.device}:COPY"), self.dev.iface.cpu_access(src, write=False):
+      ctypes.memmove(from_mv(dest), src.cpu_view().addr, len(dest))
   # copies to the device must come through _copyin, which knows what they overwrite: no zero copy views
   @property
   def _as_buffer(self): raise AttributeError("_as_buffer")

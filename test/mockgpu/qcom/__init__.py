@@ -8,10 +8,11 @@
 Settings may also come from the environment as one JSON object: QCOM_MOCK='{"kernel": "6.6", "va_size": 268435456}'.
 """
 from __future__ import annotations
-import collections, dataclasses, errno, json, os, resource, threading, time, weakref
+import collections, ctypes, dataclasses, errno, json, os, resource, threading, time, weakref
 from collections.abc import Callable
 from typing import Any
 from test.mockgpu.qcom.files import MockFileIOInterface, VirtualFile, exists, ioctl_pointer, listdir, munmap
+from test.mockgpu.qcom.heap import CachedBuffer
 from test.mockgpu.qcom.kernel import GpuViolation, Shmem, SyncFiles, error, inode
 
 MSM_NODE, KGSL_NODE, HEAP_NODE, KGSL_SYSFS = "/dev/dri/renderD128", "/dev/kgsl-3d0", "/dev/dma_heap/system", "/sys/class/kgsl/kgsl-3d0/"
@@ -59,7 +60,7 @@ class VirtualMachine:
     self.dmesg: collections.deque[str] = collections.deque(maxlen=1000)
     self.syncs = SyncFiles()
     self.dmabufs: dict[tuple[int, int], Shmem] = {}
-    self.jobs_in_flight, self._graveyard, self.pages = 0, list[Shmem](), 0
+    self.jobs_in_flight, self._graveyard, self.pages = 0, list[Any](), 0
     self._gpu: Any = None
     _machines.add(self)
     self.msm, self.kgsl, self.heap = msm.MSM(self), kgsl.KGSL(self), heap.DmaHeap(self)
@@ -86,7 +87,7 @@ class VirtualMachine:
       while self._graveyard: self._graveyard.pop().release()
     self.cond.notify_all()
 
-  def bury(self, mem: Shmem) -> None:
+  def bury(self, mem: Any) -> None:
     """Frees memory whose PTEs are gone already. With the GPU at work the host mapping outlives that work."""
     if self.dmabufs.get(mem.key()) is mem: del self.dmabufs[mem.key()]
     if self.jobs_in_flight: self._graveyard.append(mem)
@@ -107,6 +108,13 @@ class VirtualMachine:
     mem = self.dmabufs.get(inode(fd))
     if mem is None: raise error(errno.EINVAL, f"descriptor {fd} is not a dma-buf")
     return mem
+
+  def attach(self, mem: Shmem) -> Shmem:
+    """A device's reference to a dma-buf. Mapping it for the device cleans the CPU's caches once; what the CPU writes later is its business."""
+    if isinstance(mem, CachedBuffer): mem.to_devices()
+    own = Shmem(mem.size, fd=os.dup(mem.fd), ram_fd=None if mem.ram_fd is None else os.dup(mem.ram_fd))
+    own.dmabuf = True
+    return own
 
   def close(self) -> None:
     """Stops the GPU. Open files stay, their queued work is lost."""
@@ -162,9 +170,23 @@ def sysfs(path: str) -> Sysfs | None:
   return Sysfs(m, name) if (name:=path[len(KGSL_SYSFS):]) in m.kgsl.attributes() else None
 
 def cpu_cache(op: str, addr: int, size: int) -> None:
-  """Cache maintenance on a CPU mapping of an MSM_BO_CACHED BO, which is not coherent: op is clean, invalidate or flush. See msm.cpu_cache."""
+  """arm64's cache maintenance by address on memory the GPU does not snoop: CPU mappings of MSM_BO_CACHED BOs, host memory mapped through KGSL.
+  "clean" (dc cvac) writes the CPU's lines to memory, "invalidate" drops them, "flush" (dc civac) does both. Other memory is coherent here."""
+  if op not in ("clean", "invalidate", "flush"): raise ValueError(f"cache operation {op!r} is not clean, invalidate or flush")
   from test.mockgpu.qcom import msm
   msm.cpu_cache(op, addr, size)
+  current().kgsl.cpu_cache(op, addr, size)
 
-__all__ = ["Config", "GpuViolation", "MockFileIOInterface", "VirtualFile", "VirtualMachine", "configure", "cpu_cache", "current", "exists",
-           "ioctl_pointer", "listdir", "munmap", "open_node"]
+def _flush(addr: int, size: int) -> None: cpu_cache("flush", addr, size)
+_C_FLUSH = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)(_flush)
+
+def flush_pointer() -> int:
+  """Address of `void flush(u64 addr, u64 size)`: what arm64 does with dc civac on a range of user memory."""
+  return ctypes.cast(_C_FLUSH, ctypes.c_void_p).value or 0
+
+def dmabuf_sync(fd: int, flags: int) -> None:
+  """DMA_BUF_IOCTL_SYNC on a descriptor of the virtual machine. Raises OSError."""
+  current().heap.sync(fd, flags)
+
+__all__ = ["Config", "GpuViolation", "MockFileIOInterface", "VirtualFile", "VirtualMachine", "configure", "cpu_cache", "current",
+           "dmabuf_sync", "exists", "flush_pointer", "ioctl_pointer", "listdir", "munmap", "open_node"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import bisect, collections, contextlib, ctypes, dataclasses, errno, functools, heapq, json, mmap, operator, os, pathlib, struct, sys, time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+import numpy as np
 from test.mockgpu.qcom.collector import outside_python
 
 PAGE = 4096
@@ -193,10 +194,31 @@ class Resv:
 
 # *** shared memory, dma-buf, sync_file
 
+LINE = 64                                               # bytes of a CPU cache line
+
+class CpuCache:
+  """A CPU's cached view of memory whose other readers do not snoop: lines of `cpu` that differ from `seen`, the bytes as they were when CPU and
+  memory last agreed, are dirty. Addresses of `size` bytes each, multiples of LINE."""
+  def __init__(self, cpu: int, ram: int, seen: int, size: int):
+    self.cpu, self.ram, self.seen = (np.ctypeslib.as_array((ctypes.c_uint64 * (size // 8)).from_address(a)).reshape(-1, LINE // 8)
+                                     for a in (cpu, ram, seen))
+
+  def maintain(self, offset: int, size: int, clean: bool = False, invalidate: bool = False) -> None:
+    """dc cvac, ivac or both on the lines of [offset, offset + size): dirty lines are written to memory, or lost; others are fetched again."""
+    cpu, ram, seen = (x[offset // LINE:-(-(offset + size) // LINE)] for x in (self.cpu, self.ram, self.seen))
+    if clean:
+      dirty = (cpu != seen).any(1)
+      seen[dirty] = ram[dirty] = cpu[dirty]
+    if invalidate:
+      changed = (ram != cpu).any(1)
+      cpu[changed] = ram[changed]
+      seen[:] = ram
+
 class Shmem:
-  """`size` bytes of zeroed shared memory (a memfd): mapped once for the GPU on first use, any number of times for the CPU, exported by dup."""
-  def __init__(self, size: int, name: str = "qcom-bo", fd: int | None = None):
-    self.size, self.resv, self.dmabuf = size, Resv(), False
+  """`size` bytes of zeroed shared memory (a memfd): mapped once for the GPU on first use, any number of times for the CPU, exported by dup.
+  With `ram_fd` the GPU sees that memory and `fd` is what cached CPU mappings see of it."""
+  def __init__(self, size: int, name: str = "qcom-bo", fd: int | None = None, ram_fd: int | None = None):
+    self.size, self.resv, self.dmabuf, self.ram_fd = size, Resv(), False, ram_fd
     self.fd, self._ram = os.memfd_create(name, os.MFD_CLOEXEC) if fd is None else fd, 0
     try:
       if fd is None: os.ftruncate(self.fd, size)
@@ -206,7 +228,8 @@ class Shmem:
 
   @property
   def ram(self) -> int:
-    if not self._ram: self._ram = real_mmap(0, self.size, mmap.PROT_READ | mmap.PROT_WRITE, MAP_SHARED, self.fd)
+    if not self._ram:
+      self._ram = real_mmap(0, self.size, mmap.PROT_READ | mmap.PROT_WRITE, MAP_SHARED, self.fd if self.ram_fd is None else self.ram_fd)
     return self._ram
 
   def key(self) -> tuple[int, int]: return inode(self.fd)
@@ -221,8 +244,9 @@ class Shmem:
 
   def release(self) -> None:
     if self._ram: libc.munmap(self._ram, self.size)
-    os.close(self.fd)
-    self._ram, self.fd = 0, -1
+    for fd in (self.fd, self.ram_fd):
+      if fd is not None: os.close(fd)
+    self._ram, self.fd, self.ram_fd = 0, -1, None
 
 def inode(fd: int) -> tuple[int, int]:
   try: st = os.fstat(fd)

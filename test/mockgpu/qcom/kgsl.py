@@ -8,10 +8,12 @@ from __future__ import annotations
 import collections, errno, functools, os, struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from test.mockgpu.qcom.collector import outside_python
 from test.mockgpu.qcom.files import map_shared, vmas
 from test.mockgpu.qcom.gpu import Job
-from test.mockgpu.qcom.kernel import (ENOTSUPP, MAP_FIXED, MAP_FIXED_NOREPLACE, PAGE, Abi, Entity, Fence, Ids, Model, Ranges, Shmem, copy_from_user,
-                                      copy_to_user, error, process, whence)
+from test.mockgpu.qcom.kernel import (ENOTSUPP, MAP_FIXED, MAP_FIXED_NOREPLACE, PAGE, Abi, CpuCache, Entity, Fence, Ids, LINE, Model, Ranges,
+                                      Shmem, copy_from_user, copy_to_user, error, libc, process, real_mmap,
+                                      whence)
 from test.mockgpu.qcom.memory import BoInfo
 from test.mockgpu.qcom.report import hang_line
 
@@ -41,12 +43,45 @@ class Entry:
     self.model, self.machine, self.id, self.size, self.flags, self.mem = model, model.machine, id, size, flags, mem
     self.gpuaddr = self.useraddr = self.vmas = 0
     self.mapped = self.freed = False
+    self.host: HostPages | None = None
     self.info = BoInfo(name, id, size)
 
   @property
   def cpu_map(self) -> bool: return bool(self.flags & ABI.KGSL_MEMFLAGS_USE_CPU_MAP)
   def unmapped(self) -> None:
     with self.model.lock: self.model.put(self)
+
+class HostPages:
+  """User pages that are mapped for the GPU: it reads and writes `ram`. Goes when the GPU is done with it, like the memory of a BO."""
+  def __init__(self, addr: int, size: int, fds: list[int]):
+    self.addr, self.size, self.fds = addr, size, fds
+    self.ram, self.seen = (real_mmap(0, size, 3, 1, fd, addr) for fd in fds)
+    self.cache = CpuCache(addr, self.ram, self.seen, size)
+  def key(self) -> tuple[int, int]: return -1, self.addr
+  def release(self) -> None:
+    for addr in (self.ram, self.seen): libc.munmap(addr, self.size)
+    for fd in self.fds: os.close(fd)
+
+class HostMemory:
+  """User memory as the GPU has it, which does not snoop the CPU's caches: a second copy that cache maintenance brings up to date, in a sparse file
+  with the pages' addresses as offsets, so that overlapping mappings are one memory. At first the CPU's copy is dirty."""
+  def __init__(self) -> None: self.fds, self.maps = list[int](), list[HostPages]()
+
+  def map(self, addr: int, size: int) -> HostPages:
+    if not self.fds:
+      self.fds = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("host-ram", "host-seen")]
+      for fd in self.fds: os.ftruncate(fd, 1 << 48)
+    self.maps.append(pages:=HostPages(addr, size, [os.dup(fd) for fd in self.fds]))
+    return pages
+
+  def unmap(self, pages: HostPages) -> None:
+    self.maps.remove(pages)
+    while self.fds and not self.maps: os.close(self.fds.pop())
+
+  def maintain(self, op: str, addr: int, size: int) -> None:
+    for p in self.maps:
+      lo, hi = max(addr & ~(LINE - 1), p.addr), min(addr + size, p.addr + p.size)
+      if lo < hi: p.cache.maintain(lo - p.addr, hi - lo, op != "invalidate", op != "clean")
 
 class Context:
   def __init__(self, id: int, client: Client, flags: int, entity: Entity):
@@ -91,6 +126,7 @@ class KGSL(Model):
     self.commands: collections.deque[CommandRecord] = collections.deque(maxlen=4096)
     self._space: Any = None
     self.retired = 0                                    # jobs
+    self.host = HostMemory()
 
   @property
   def space(self) -> Any:
@@ -220,6 +256,9 @@ class KGSL(Model):
     if e.mem is not None:
       if not e.mem.dmabuf: self.machine.pages -= e.size
       self.machine.bury(e.mem)
+    if e.host is not None:
+      self.host.unmap(e.host)
+      self.machine.bury(e.host)
     self.ids.give_back(e.id)
 
   def mmap(self, c: Client, start: int, size: int, prot: int, flags: int, offset: int) -> int:
@@ -269,13 +308,13 @@ class KGSL(Model):
       if not a.len or a.len % PAGE or a.offset: raise error(errno.EINVAL, f"{a.len} bytes, offset {a.offset}: not whole pages")
       self._check_host(a.hostptr, a.len, writable=not flags & ABI.KGSL_MEMFLAGS_GPUREADONLY)
       e = self._new(a.len, flags | ABI.KGSL_MEMFLAGS_USERMEM_ADDR, None, "host memory")
-      e.useraddr = a.hostptr
+      e.useraddr, e.host = a.hostptr, self.host.map(a.hostptr, a.len)
       if flags & ABI.KGSL_MEMFLAGS_USE_CPU_MAP:
         if not self.svm.reserve(a.hostptr, a.len):
           self._free(e)
           raise error(errno.ENOMEM, f"{a.hostptr:#x} is outside the shared window")
-        self._map_gpu(e, a.hostptr, a.hostptr)
-      else: self._place(e, a.hostptr)
+        self._map_gpu(e, a.hostptr, e.host.ram)
+      else: self._place(e, e.host.ram)
     a.gpuaddr, a.flags = e.gpuaddr, e.flags & 0xffffffff
 
   def _check_host(self, addr: int, size: int, writable: bool) -> None:
@@ -293,8 +332,7 @@ class KGSL(Model):
   def _import(self, fd: int, flags: int) -> Entry:
     if fd < 0: raise error(errno.EINVAL, f"descriptor {fd}")
     mem = self.machine.dmabuf_of(fd)
-    own = Shmem(mem.size, fd=os.dup(fd))
-    own.dmabuf = True
+    own = self.machine.attach(mem)
     e = self._new(mem.size, flags & ~ABI.KGSL_MEMFLAGS_USE_CPU_MAP | ABI.KGSL_MEMFLAGS_USERMEM_ION, own, "dma-buf")
     self._place(e, own.ram)
     return e
@@ -311,6 +349,9 @@ class KGSL(Model):
 
   def gpumem_sync_cache(self, c: Client, a: Any) -> None:
     self._entry(a.id) if a.id else self._at(a.gpuaddr)
+
+  def cpu_cache(self, op: str, addr: int, size: int) -> None:
+    with outside_python, self.lock: self.host.maintain(op, addr, size)
 
   # *** contexts
 

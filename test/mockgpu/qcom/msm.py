@@ -265,8 +265,8 @@ class MSM(Model):
     if handle is None:
       bo = next((b for b in self.bos if b.mem is mem), None)
       if bo is None:
-        own = Shmem(mem.size, fd=os.dup(a.fd))          # a foreign exporter: the import holds its own reference, shares the reservation
-        own.resv, own.dmabuf = mem.resv, True
+        own = self.machine.attach(mem)                  # a foreign exporter: the import holds its own reference, shares the reservation
+        own.resv = mem.resv
         bo = Bo(self, mem.size, 0, own, imported=True)
         bo.info.history.append(f"imported at {self.machine.uptime()}: {whence()}")
       handle = self._new_handle(c, bo)
@@ -726,7 +726,6 @@ class MSM(Model):
 def cpu_cache(op: str, addr: int, size: int) -> None:
   """What arm64's cache maintenance by address does to mappings of CACHED BOs: "clean" (dc cvac) writes the CPU's copy to memory, "invalidate"
   drops it, "flush" (dc civac) does both. Whole 64-byte lines; other memory is left alone, as it is coherent here."""
-  if op not in ("clean", "invalidate", "flush"): raise ValueError(f"cache operation {op!r} is not clean, invalidate or flush")
   lo, hi = addr & ~63, -(-(addr + size) // 64) * 64
   for start, end, bo, base in vmas.find(lo, hi - lo):
     if type(bo) is not Bo or bo.cpu is bo.mem: continue

@@ -1,5 +1,5 @@
 from __future__ import annotations
-import array, bisect, contextlib, ctypes, errno, functools, importlib, mmap, os, platform, threading, time
+import array, bisect, contextlib, ctypes, errno, fcntl, functools, importlib, mmap, os, platform, struct, threading, time
 from typing import TYPE_CHECKING, Any
 from tinygrad.device import TinyELF
 from tinygrad.helpers import PROFILE, Target, disable_gc, getenv, round_up, unwrap
@@ -10,22 +10,23 @@ from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 from tinygrad.runtime.support.hcq import FileIOInterface, HCQBuffer, MMIOInterface
 if TYPE_CHECKING:
   from tinygrad.renderer import Renderer
+  from tinygrad.runtime.ops_cpu import CPUProgram
   from tinygrad.runtime.ops_qcom import QCOMDevice
 
 # The submitter runs without the interpreter lock and allocates nothing. It patches a batch, turns the addresses that the batch references into the
 # kernel's buffer list, and submits. All its state is in CPU memory that Python lays out.
 # An allocation born after a batch was linked is not what the batch was linked against, even at the same address: `birth` tells.
 SUBMIT_SRC = """typedef unsigned int u32; typedef unsigned long long u64;
-struct alloc { u64 start, end, base, birth; u32 handle, tainted; };
+struct alloc { u64 start, end, base, birth, host; u32 handle, tainted, shared, pad; };
 struct ref { u64 addr; u32 input, flags; };           // flags: 1 = read before the batch writes it, 2 = written, 4 = address is inputs[input]
 struct patch { u64 dst; u32 ref, pad; u64 addend; };  // *(u64*)(arena + dst) = address of ref + addend
 struct seg { u64 offset, size, refs, nrefs; };        // one IB: bytes in the arena, a slice of segrefs
 struct batch { u64 arena, refs, nrefs, patches, nstatic, npatches, segs, nsegs, segrefs, timeline_dst, last, birth, id; };
-struct queue { u64 ioctl, errno_fn, fd, request, arg, cmd, allocs, nallocs, marks, bos, inputs, serial;
+struct queue { u64 ioctl, errno_fn, flush, fd, request, arg, cmd, allocs, nallocs, marks, bos, inputs, serial;
   u64 timeline, fence, error, error_arg, submits, batches; };
 #define AT(T, base, off) (*(T*)((char*)(base) + (off)))
 static struct alloc* find(struct queue* q, u64 addr);
-static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos);
+static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared);
 static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg, u32 begun);
 static u64 addr_of(struct queue* q, struct ref* r) { return (r->flags & 4) ? ((u64*)q->inputs)[r->input] : r->addr; }
 static int do_ioctl(struct queue* q);
@@ -39,20 +40,22 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
     struct alloc* a = find(q, addr_of(q, &refs[i]));
     if (!a || a->birth > ((refs[i].flags & 4) ? q->serial : b->birth)) return fail(q, b, 1001, addr_of(q, &refs[i]), 0);
     if (a->tainted && (refs[i].flags & 1) && a->tainted != (u32)b->id) return fail(q, b, 1002, addr_of(q, &refs[i]), 0);
+    // the GPU doesn't snoop: what the CPU wrote must be in memory, and no dirty line may land on what the GPU is going to write
+    if (a->host && q->flush) ((void (*)(u64, u64))q->flush)(a->host, a->end - a->start);
   }
   for (u64 i = b->last ? b->nstatic : 0; i < b->npatches; i++) *(u64*)(b->arena + ps[i].dst) = addr_of(q, &refs[ps[i].ref]) + ps[i].addend;
   AT(u32, b->arena, b->timeline_dst) = (u32)(q->timeline + 1);
   __sync_synchronize();
   for (u64 s = 0; s < b->nsegs; s++) {
-    u32 n = 0; struct alloc* ib = find(q, refs[0].addr);
+    u32 n = 0, shared = 0; struct alloc* ib = find(q, refs[0].addr);
     q->submits++;
     for (u64 i = 0; i < segs[s].nrefs; i++) {
       struct alloc* a = find(q, addr_of(q, &refs[segrefs[segs[s].refs + i]]));
       if (marks[a->handle] == (u32)q->submits) continue;  // another allocation in the same BO
-      marks[a->handle] = (u32)q->submits;
+      marks[a->handle] = (u32)q->submits; shared |= a->shared;
       ((u64*)q->bos)[2*n] = BO_FLAGS | (u64)a->handle << 32; ((u64*)q->bos)[2*n+1] = 0; n++;
     }
-    int err = kernel_submit(q, ib, refs[0].addr + segs[s].offset, segs[s].size, n);
+    int err = kernel_submit(q, ib, refs[0].addr + segs[s].offset, segs[s].size, n, shared);
     if (err) return fail(q, b, (u64)err, s, s > 0);
   }
   for (u64 i = 0; i < b->nrefs; i++) {
@@ -92,10 +95,11 @@ ARM64 = platform.machine().lower() in ("aarch64", "arm64")
 class QCOMError(RuntimeError): pass
 
 U64 = ctypes.c_uint64
-QUEUE = ("ioctl", "errno_fn", "fd", "request", "arg", "cmd", "allocs", "nallocs", "marks", "bos", "inputs", "serial", "timeline", "fence", "error",
-         "error_arg", "submits", "batches")
+QUEUE = ("ioctl", "errno_fn", "flush", "fd", "request", "arg", "cmd", "allocs", "nallocs", "marks", "bos", "inputs", "serial", "timeline", "fence",
+         "error", "error_arg", "submits", "batches")
 BATCH = ("arena", "refs", "nrefs", "patches", "nstatic", "npatches", "segs", "nsegs", "segrefs", "timeline_dst", "last", "birth", "id")
-ALLOC = (("start", U64), ("end", U64), ("base", U64), ("birth", U64), ("handle", ctypes.c_uint32), ("tainted", ctypes.c_uint32))
+U32 = ctypes.c_uint32
+ALLOC = (("start", U64), ("end", U64), ("base", U64), ("birth", U64), ("host", U64), ("handle", U32), ("tainted", U32), ("shared", U32), ("pad", U32))
 class Queue(ctypes.Structure): _fields_ = [(n, U64) for n in QUEUE]
 class Alloc(ctypes.Structure): _fields_ = list(ALLOC)
 DEAD = (1 << 64) - 1 # birth of an allocation that was freed but is kept for reuse
@@ -119,7 +123,8 @@ class LiveAllocs:
       self.queue.bos, self.queue.inputs = ctypes.addressof(self.bos), ctypes.addressof(self.inputs)
 
   @disable_gc()
-  def add(self, start:int, size:int, handle:int, base:int):
+  def add(self, start:int, size:int, handle:int, base:int, host:int=0, shared:bool=False):
+    """`host`: CPU address of memory that the CPU caches and the GPU doesn't snoop. `shared`: others order their work on it by the kernel's fences."""
     with self.lock:
       if (n:=len(self.starts)) == len(self.arr): self.arr = (Alloc * (2*n)).from_buffer_copy(bytes(self.arr) + bytes(ctypes.sizeof(self.arr)))
       if handle >= len(self.marks): self.marks.extend([0] * (handle + 256 - len(self.marks)))
@@ -127,7 +132,7 @@ class LiveAllocs:
       ctypes.memmove(p + sz, p, (n - i) * sz)
       self.starts.insert(i, start)
       self.queue.serial += 1
-      self.arr[i] = Alloc(start, start + size, base, self.queue.serial, handle, 0)
+      self.arr[i] = Alloc(start, start + size, base, self.queue.serial, host, handle, 0, shared)
       self.publish()
 
   @disable_gc()
@@ -162,7 +167,7 @@ class QCOMIface:
   def __init__(self, dev:QCOMDevice, device_id:int):
     if device_id != 0: raise RuntimeError(f"{type(self).__name__}: there is one Adreno 630 per machine, device {device_id} does not exist")
     self.dev, self.closed, self.pid, self.queue, self.maps = dev, False, os.getpid(), Queue(), dict[int, int]()
-    self.live = LiveAllocs(self.queue)
+    self.live, self.imports = LiveAllocs(self.queue), dict[int, DMABuf]()
     try:
       self._open()
       if self.chip_id >> 16 != 0x0603:
@@ -181,6 +186,8 @@ class QCOMIface:
   def _alloc(self, size:int) -> HCQBuffer: raise NotImplementedError
   def map_host(self, ptr:int, size:int) -> HCQBuffer: raise NotImplementedError
   def unmap_host(self, buf:HCQBuffer): raise NotImplementedError
+  def _import(self, fd:int) -> tuple[int, int|None]: raise NotImplementedError # (handle, GPU address), None if the handle was imported before
+  def _drop(self, handle:int): raise NotImplementedError
   def wait(self, fence:int, timeout_ms:int) -> bool: raise NotImplementedError
   def lost(self) -> str|None: raise NotImplementedError
   def recover(self): raise NotImplementedError
@@ -219,6 +226,66 @@ class QCOMIface:
 
   def free(self, buf:HCQBuffer): raise NotImplementedError
 
+  # *** memory of others
+
+  def import_fd(self, fd:int, offset:int, size:int) -> HCQBuffer:
+    """
+    `size` bytes at `offset` of a DMA-BUF. The kernel keeps the buffer until the last import of it is released; `fd` may be closed at once. Where the
+    kernel knows a buffer again, it is imported once and counted. Raises QCOMError, ValueError for bytes that the buffer has not.
+    """
+    try: total = os.lseek(fd, 0, os.SEEK_END)
+    except (OSError, OverflowError) as e:
+      raise QCOMError(f"file descriptor {fd} is {'no DMA-BUF' if getattr(e, 'errno', None) == errno.ESPIPE else 'not open'}") from e
+    if offset < 0 or size <= 0 or offset + size > total: raise ValueError(f"a DMA-BUF of {total} bytes has no {size} bytes at offset {offset}")
+    with self.live.lock:
+      try: handle, va = self._import(fd)
+      except QCOMError as e:
+        if getattr(e.__cause__, "errno", None) not in (errno.EINVAL, errno.ENOTTY): raise
+        raise QCOMError(f"file descriptor {fd} is no DMA-BUF ({e}). /dev/dma_heap/* and GPU or camera drivers export them, and /dev/udmabuf makes "
+                        "one of a memfd") from e
+      if va is not None:
+        try: self.imports[handle] = DMABuf(handle, va, total, os.dup(fd))
+        except OSError:
+          self._drop(handle)
+          raise
+        self.live.add(va, total, handle, va, shared=True)
+      (buf:=self.imports[handle]).refs += 1
+    view = MMIOInterface(buf.cpu + offset, size, fmt='B') if buf.cpu else None
+    return HCQBuffer(buf.va + offset, size, meta=buf, view=view, owner=self.dev)
+
+  def release_fd(self, buf:HCQBuffer):
+    with self.live.lock:
+      (dmabuf:=buf.meta).refs -= 1
+      if dmabuf.refs: return
+      del self.imports[dmabuf.handle]
+      self.live.remove(dmabuf.va)
+      dmabuf.close()
+      self._drop(dmabuf.handle)
+
+  @contextlib.contextmanager
+  def cpu_access(self, buf:HCQBuffer, write:bool):
+    """Around what the CPU reads or writes of `buf`. Only memory of others, which the CPU may cache, needs anything."""
+    if isinstance(buf.meta, DMABuf):
+      if buf.view is None or (write and not buf.meta.writable):
+        raise QCOMError(f"the exporter of this DMA-BUF lets no process map it to {'write' if write else 'read'}: compute on the GPU and copy that")
+      self.dmabuf_sync(buf.meta.fd, mode:=DMA_BUF_SYNC_WRITE if write else DMA_BUF_SYNC_READ)
+      try: yield
+      finally: self.dmabuf_sync(buf.meta.fd, mode | DMA_BUF_SYNC_END)
+    else:
+      if isinstance(buf.meta, HostMap) and self.queue.flush: CFUNC_FLUSH(self.queue.flush)(buf.cpu_view().addr, buf.size)
+      yield
+
+  def dmabuf_sync(self, fd:int, flags:int):
+    """Raises OSError. Linux, Documentation/driver-api/dma-buf.rst, CPU access."""
+    while True:
+      try: fcntl.ioctl(fd, DMA_BUF_IOCTL_SYNC, struct.pack("<Q", flags))
+      except OSError as e:
+        if e.errno in (errno.EINTR, errno.EAGAIN): continue
+        raise
+      return
+
+  def flush_pointer(self) -> int: return 0
+
   def open_node(self, path:str) -> FileIOInterface:
     try: return self.io(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as e:
@@ -235,11 +302,13 @@ class QCOMIface:
     from tinygrad.runtime.ops_cpu import CPUProgram
     from tinygrad.device import Device
     q, src, compiler = self.queue, SUBMIT_SRC + self.submit_src, ClangCompiler(unwrap(Device["CPU"].arch).split(","), "compile_qcom_submit")
-    for k,v in {"BO_FLAGS": bo_flags, "BEYOND_REPAIR": BEYOND_REPAIR, "RETRY0": self.retry[0], "RETRY1": self.retry[1]}.items():
+    for k,v in {"BO_FLAGS": bo_flags, "SUBMIT_FLAGS": msm_drm.MSM_PIPE_3D0, "NO_IMPLICIT": msm_drm.MSM_SUBMIT_NO_IMPLICIT,
+                "BEYOND_REPAIR": BEYOND_REPAIR, "RETRY0": self.retry[0], "RETRY1": self.retry[1]}.items():
       src = src.replace(k, str(v))
     for typ in (type(arg), type(cmd)):
       for n,_,o,*_ in typ._real_fields_: src = src.replace(f"@{typ.__name__.removeprefix('struct_')}.{n}@", str(o))
     if not hasattr(self, "prog"): self.prog = CPUProgram(Device["CPU"], TinyELF(compiler.compile_cached(src), "qcom_submit", Target(), ()))
+    q.flush = self.flush_pointer()
     q.ioctl, q.errno_fn = self.io_pointer(), unwrap(ctypes.cast(getattr(libc.dll, "__errno_location"), ctypes.c_void_p).value)
     q.fd, q.arg, q.cmd, q.request = self.fd.fd, ctypes.addressof(arg), ctypes.addressof(cmd), ioctl_request(getattr(self.api, self.prefix + request))
     self.submit_args = (arg, cmd)
@@ -263,6 +332,7 @@ class QCOMIface:
     if self.closed: return
     self.closed = True
     if os.getpid() != self.pid: return
+    for dmabuf in self.imports.values(): dmabuf.close()
     self._close()
     for addr in list(self.maps): self.unmap(addr)
   def device_fini(self): self.close()
@@ -275,6 +345,27 @@ def ioctl_request(fn:functools.partial) -> int:
   idir, base, nr, st = fn.args
   return (idir << 30) | (ctypes.sizeof(st) << 16) | (base << 8) | nr
 
+DMA_BUF_IOCTL_SYNC, DMA_BUF_SYNC_READ, DMA_BUF_SYNC_WRITE, DMA_BUF_SYNC_END = 0x40086200, 1, 2, 4 # linux/dma-buf.h
+CFUNC_FLUSH = ctypes.CFUNCTYPE(None, U64, U64)
+
+class DMABuf:
+  """An imported DMA-BUF: the kernel's handle, GPU address, size in bytes, a descriptor and a CPU mapping of our own (0 if there is none)."""
+  def __init__(self, handle:int, va:int, size:int, fd:int):
+    self.handle, self.va, self.size, self.fd, self.refs, self.cpu = handle, va, size, fd, 0, 0
+    self.writable = False
+    for prot in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ):
+      with contextlib.suppress(OSError):
+        self.cpu = FileIOInterface._mmap(0, size, prot, mmap.MAP_SHARED, fd, 0)
+        self.writable = bool(prot & mmap.PROT_WRITE)
+        break
+  def close(self):
+    if self.cpu: FileIOInterface.munmap(self.cpu, self.size)
+    os.close(self.fd)
+
+class HostMap:
+  """Host memory that KGSL mapped. `va`: GPU address of its first page, None for memory of another allocation, which still owns it."""
+  def __init__(self, va:int|None): self.va = va
+
 class BO:
   """What a kernel knows an allocation by. `cpu`: address of the CPU mapping, size in bytes."""
   def __init__(self, handle:int, cpu:int, size:int): self.handle, self.cpu, self.size = handle, cpu, size
@@ -283,7 +374,8 @@ class MSMIface(QCOMIface):
   """Mainline Linux, drivers/gpu/drm/msm. Buffers have an iova of their own and are visible only to submits that list them."""
   api, prefix, submit_name, renderers = msm_drm, "DRM_IOCTL_", "MSM_GEM_SUBMIT", [IR3Renderer]
   dump = "/sys/class/devcoredump/devcd*/data (root; kept until read or for 5 minutes)"
-  submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos) {
+  submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
+  AT(u32, q->arg, @drm_msm_gem_submit.flags@) = SUBMIT_FLAGS | (shared ? 0 : NO_IMPLICIT);
   AT(u32, q->arg, @drm_msm_gem_submit.nr_bos@) = nbos; AT(u64, q->arg, @drm_msm_gem_submit.bos@) = q->bos;
   AT(u32, q->cmd, @drm_msm_gem_submit_cmd.submit_idx@) = 0; AT(u32, q->cmd, @drm_msm_gem_submit_cmd.submit_offset@) = (u32)(addr - ib->base);
   AT(u32, q->cmd, @drm_msm_gem_submit_cmd.size@) = (u32)size;
@@ -313,8 +405,7 @@ class MSMIface(QCOMIface):
     self.queue_id = self.ioctl("MSM_SUBMITQUEUE_NEW", "creating the submit queue", prio=max(0, prio)).id
     self.faults = self._faults()
     cmd = msm_drm.struct_drm_msm_gem_submit_cmd(type=msm_drm.MSM_SUBMIT_CMD_BUF)
-    arg = msm_drm.struct_drm_msm_gem_submit(flags=msm_drm.MSM_PIPE_3D0 | msm_drm.MSM_SUBMIT_NO_IMPLICIT, nr_cmds=1, cmds=ctypes.addressof(cmd),
-                                            queueid=self.queue_id)
+    arg = msm_drm.struct_drm_msm_gem_submit(nr_cmds=1, cmds=ctypes.addressof(cmd), queueid=self.queue_id)
     self.link_submitter(arg, cmd, self.submit_name, msm_drm.MSM_SUBMIT_BO_READ | msm_drm.MSM_SUBMIT_BO_WRITE)
 
   def param(self, name:str) -> int:
@@ -340,8 +431,17 @@ class MSMIface(QCOMIface):
     self.ioctl("GEM_CLOSE", "freeing a buffer", handle=buf.meta.handle)
 
   def map_host(self, ptr:int, size:int) -> HCQBuffer:
-    raise RuntimeError(f"MSM can't map host memory ({ptr:#x}, {size} bytes): the kernel has no user pointers. Copy it into a tensor, or share it as "
-                       "a DMA-BUF and import its file descriptor")
+    raise QCOMError(f"MSM can't map host memory ({ptr:#x}, {size} bytes): the kernel has no user pointers. Copy it into a tensor, or pass the "
+                    "DMA-BUF that holds it: Tensor.from_blob(None, shape, fd=, offset=)")
+
+  def _import(self, fd:int) -> tuple[int, int|None]:
+    handle = self.ioctl("PRIME_FD_TO_HANDLE", f"importing file descriptor {fd}", fd=fd).handle
+    if handle in self.imports: return handle, None # the kernel gives one handle for one buffer, and one GEM_CLOSE takes it away
+    try: return handle, self.ioctl("MSM_GEM_INFO", "reserving an iova", handle=handle, info=msm_drm.MSM_INFO_GET_IOVA).value
+    except BaseException:
+      self._drop(handle)
+      raise
+  def _drop(self, handle:int): self.ioctl("GEM_CLOSE", "releasing an imported DMA-BUF", handle=handle)
 
   def wait(self, fence:int, timeout_ms:int) -> bool:
     """True once `fence` of the submit queue is retired, False after `timeout_ms`. Also True for a submit that hang recovery killed: see lost()."""
@@ -378,7 +478,7 @@ class KGSLIface(QCOMIface):
   api, prefix, submit_name, node = kgsl, "IOCTL_KGSL_", "GPU_COMMAND", "/dev/kgsl-3d0"
   renderers = [QCOMCLRenderer, IR3Renderer] if ARM64 else [IR3Renderer, QCOMCLRenderer] # the vendor's compiler is an arm64 library
   dump = "/sys/class/kgsl/kgsl-3d0/snapshot (root)"
-  submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos) {
+  submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
   AT(u64, q->cmd, @kgsl_command_object.gpuaddr@) = addr; AT(u64, q->cmd, @kgsl_command_object.size@) = size;
   int err = do_ioctl(q);
   if (!err) q->fence = AT(u32, q->arg, @kgsl_gpu_command.timestamp@);
@@ -421,21 +521,29 @@ class KGSLIface(QCOMIface):
     self.unmap(buf.meta.cpu)
 
   def map_host(self, ptr:int, size:int) -> HCQBuffer:
-    """Maps caller-owned memory, which KGSL does not keep coherent: the CPU's cache lines are cleaned here. KGSL's own memory is mapped already."""
+    """Maps caller-owned memory. KGSL does not keep it coherent: every submit that uses it flushes it first. KGSL's own memory is mapped already."""
     start, end = ptr & ~(mmap.PAGESIZE - 1), round_up(ptr + size, mmap.PAGESIZE)
-    clean_dcache(ptr, size)
+    view = MMIOInterface(ptr, size, fmt='B')
     try: va = self.ioctl("MAP_USER_MEM", f"mapping {size} bytes of host memory", hostptr=start, len=end - start,
                          memtype=kgsl.KGSL_USER_MEM_TYPE_ADDR).gpuaddr
     except QCOMError as e:
-      if getattr(e.__cause__, "errno", None) != errno.EFAULT or (a:=self.live.find(ptr)) is None: raise
-      return HCQBuffer(ptr, size, meta=BO(a.handle, 0, 0), view=MMIOInterface(ptr, size, fmt='B'), owner=self.dev)
-    self.live.add(va, end - start, 0, va)
-    return HCQBuffer(va + ptr - start, size, meta=BO(0, va, end - start), view=MMIOInterface(ptr, size, fmt='B'), owner=self.dev)
+      if getattr(e.__cause__, "errno", None) != errno.EFAULT or self.live.find(ptr) is None: raise
+      return HCQBuffer(ptr, size, meta=HostMap(None), view=view, owner=self.dev)
+    self.live.add(va + ptr - start, size, 0, va, host=ptr)
+    return HCQBuffer(va + ptr - start, size, meta=HostMap(va), view=view, owner=self.dev)
 
   def unmap_host(self, buf:HCQBuffer):
-    if buf.meta.size == 0: return # memory of another allocation, which still owns it
-    self.live.remove(buf.meta.cpu)
-    self.ioctl("SHAREDMEM_FREE", "unmapping host memory", gpuaddr=buf.meta.cpu)
+    if buf.meta.va is None: return
+    self.live.remove(int(buf.va_addr))
+    self.ioctl("SHAREDMEM_FREE", "unmapping host memory", gpuaddr=buf.meta.va)
+
+  def _import(self, fd:int) -> tuple[int, int|None]:
+    what, priv = f"importing file descriptor {fd}", ctypes.c_int32(fd)
+    obj = self.ioctl("GPUOBJ_IMPORT", what, priv=ctypes.addressof(priv), priv_len=4, type=kgsl.KGSL_USER_MEM_TYPE_DMABUF).id
+    return obj, self.ioctl("GPUOBJ_INFO", what, id=obj).gpuaddr
+  def _drop(self, handle:int): self.ioctl("GPUOBJ_FREE", "releasing an imported DMA-BUF", id=handle)
+
+  def flush_pointer(self) -> int: return flush_dcache().addr if ARM64 else 0 # only arm64 has GPUs that need it
 
   def wait(self, fence:int, timeout_ms:int) -> bool:
     """True once timestamp `fence` of the context is retired, False after `timeout_ms`. A lost context is reported by lost()."""
@@ -464,15 +572,15 @@ class KGSLIface(QCOMIface):
     if hasattr(self, "ctx"): self.ioctl("DRAWCTXT_DESTROY", "closing the context", drawctxt_id=self.ctx)
     self._close_node()
 
-def clean_dcache(ptr:int, size:int):
-  """Writes the CPU's cache lines of [ptr, ptr+size) back to memory, where the GPU reads. Only arm64 has GPUs that need it (DC CVAC, Arm ARM D7.5)."""
-  if not ARM64: return
+@functools.cache
+def flush_dcache() -> CPUProgram:
+  """void flush(u64 addr, u64 size): writes the CPU's cache lines of a range back to memory and drops them (DC CIVAC, Arm ARM D7.5)."""
   from tinygrad.runtime.ops_cpu import CPUProgram
   from tinygrad.device import Device
-  src = "void clean(char* p, char* end) { for (; p < end; p += 64) __asm__ volatile(\"dc cvac, %0\" :: \"r\"(p) : \"memory\"); " \
-        "__asm__ volatile(\"dsb sy\" ::: \"memory\"); }"
-  lib = ClangCompiler(unwrap(Device["CPU"].arch).split(","), "compile_qcom_dcache").compile_cached(src)
-  CPUProgram(Device["CPU"], TinyELF(lib, "clean", Target(), ())).fxn(ctypes.c_uint64(ptr & ~63), ctypes.c_uint64(ptr + size))
+  src = "void flush(unsigned long p, unsigned long n) { for (unsigned long end = p + n, i = p & ~63ul; i < end; i += 64) " \
+        "__asm__ volatile(\"dc civac, %0\" :: \"r\"(i) : \"memory\"); __asm__ volatile(\"dsb sy\" ::: \"memory\"); }"
+  lib = ClangCompiler(unwrap(Device["CPU"].arch).split(","), "compile_qcom_flush").compile_cached(src)
+  return CPUProgram(Device["CPU"], TinyELF(lib, "flush", Target(), ()))
 
 def _mock(iface:type[QCOMIface]) -> type[QCOMIface]:
   # the virtual Adreno 630 lives in the test tree: it is imported when it is asked for by name, never as a fallback
@@ -483,6 +591,8 @@ def _mock(iface:type[QCOMIface]) -> type[QCOMIface]:
       self.io = type("VirtualFileIO", (self.virtual.MockFileIOInterface, FileIOInterface), {})
       super().__init__(dev, device_id)
     def io_pointer(self) -> int: return self.virtual.ioctl_pointer()
+    def flush_pointer(self) -> int: return self.virtual.flush_pointer() if issubclass(iface, KGSLIface) else 0
+    def dmabuf_sync(self, fd:int, flags:int): self.virtual.dmabuf_sync(fd, flags)
   return type(f"MOCK{iface.__name__}", (Mock,), {})
 
 ifaces = [MSMIface, KGSLIface, _mock(MSMIface), _mock(KGSLIface)]
