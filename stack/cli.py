@@ -47,7 +47,8 @@ def test(args: list[str]) -> int:
                             if (env.TREE / p).exists()]
   rest = [tree_path(a) or a for a in args]
   return python(["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(env.TREE), *workers, *rest, *where],
-                {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(BUILD / "cache"))})
+                {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(BUILD / "cache")),
+                 "PARALLEL": os.environ.get("PARALLEL", "0")}) # the cores are pytest's: small kernels are not worth the start of compile workers
 
 def lint(args: list[str]) -> int:
   """ruff over this repository, mypy over the tool, the runtime files and the virtual GPU (as part of the built tree)."""

@@ -63,7 +63,7 @@ def run_tests(tree: pathlib.Path, nodes: Iterable[str], extra: Mapping[str, str]
   with tempfile.TemporaryDirectory(prefix="stack-") as tmp:
     (pathlib.Path(tmp) / "stack_outcomes.py").write_text(PLUGIN)
     result = pathlib.Path(tmp) / "outcomes.json"
-    full = settings(tree, {**extra, "STACK_OUTCOMES": str(result)})
+    full = settings(tree, {"PARALLEL": "0", **extra, "STACK_OUTCOMES": str(result)})
     full["PYTHONPATH"] = os.pathsep.join([str(tree), tmp])
     cmd = [str(PYTHON), "-m", "pytest", "-q", "-p", "stack_outcomes", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tree), "--tb=short",
            *(["-n", str(workers)] if workers else []), *present]
