@@ -37,6 +37,11 @@ class HeldGPU:
     (t:=threading.Thread(target=run, daemon=True)).start()
     return t
   def poke(self, job: Any = None) -> None: self.pokes.append(job)
+  def kill(self, job: Any, reason: str = "") -> None:
+    assert job is self.jobs[0], "only the oldest one is on the GPU"
+    self.finish(status="hang")
+  position = 0
+  def progress(self) -> int: return self.position
   def counter_ticks(self) -> int: return 123456789
   def close(self) -> None: self.finish(len(self.jobs))
 

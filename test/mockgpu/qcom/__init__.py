@@ -10,12 +10,14 @@ Settings may also come from the environment as one JSON object: QCOM_MOCK='{"ker
 from __future__ import annotations
 import collections, ctypes, dataclasses, errno, json, os, resource, threading, time, weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+from test.mockgpu.qcom.crash import debugfs_gem
 from test.mockgpu.qcom.files import MockFileIOInterface, VirtualFile, exists, ioctl_pointer, listdir, munmap
 from test.mockgpu.qcom.heap import CachedBuffer
 from test.mockgpu.qcom.kernel import GpuViolation, Shmem, SyncFiles, error, inode
 
 MSM_NODE, KGSL_NODE, HEAP_NODE, KGSL_SYSFS = "/dev/dri/renderD128", "/dev/kgsl-3d0", "/dev/dma_heap/system", "/sys/class/kgsl/kgsl-3d0/"
+DEVCOREDUMP, DEBUGFS_GEM = "/sys/class/devcoredump/devcd1/data", "/sys/kernel/debug/dri/128/gem"
 
 @dataclasses.dataclass
 class Config:
@@ -34,6 +36,7 @@ class Config:
   kgsl_wait_s: float = 120.0                            # KGSL: how long a full context queue and DRAWCTXT_DESTROY wait without any job retiring
                                                         # (a kernel: 10 s and 30 s in all, but of a faster GPU)
   hang_polls: int = 2000                                # a CP that has polled as often is a hang: 2 s at least, more on a loaded machine
+  hangcheck: bool = False                               # MSM: the kernel's check by the clock, made for a GPU that is not emulated
   preemption: bool = False                              # MSM enable_preemption / KGSL priority levels (4 rings)
   nodes: tuple[str, ...] = (MSM_NODE, KGSL_NODE, HEAP_NODE)
   denied: tuple[str, ...] = ()                          # nodes whose open gives EACCES
@@ -60,6 +63,7 @@ class VirtualMachine:
     self.dmesg: collections.deque[str] = collections.deque(maxlen=1000)
     self.syncs = SyncFiles()
     self.dmabufs: dict[tuple[int, int], Shmem] = {}
+    self.devcoredump: str | None = None                 # one is kept until somebody clears it
     self.jobs_in_flight, self._graveyard, self.pages = 0, list[Any](), 0
     self._gpu: Any = None
     _machines.add(self)
@@ -116,6 +120,12 @@ class VirtualMachine:
     own.dmabuf = True
     return own
 
+  def _watch(self) -> None:
+    """The kernel's hang check, for as long as this machine is the current one."""
+    while _current is self:
+      with self.lock: self.msm.hangcheck.tick()
+      time.sleep(0.05)
+
   def close(self) -> None:
     """Stops the GPU. Open files stay, their queued work is lost."""
     if self._gpu is not None: self._gpu.close()
@@ -139,6 +149,7 @@ def configure(**settings: Any) -> VirtualMachine:
   machine = VirtualMachine(Config(**{**base, **settings}))
   if _current is not None: _current.close()
   _current = machine
+  if machine.config.hangcheck and machine.clock is time.monotonic_ns: threading.Thread(target=machine._watch, name="hangcheck", daemon=True).start()
   return machine
 
 def current(create: bool = True) -> Any:
@@ -158,16 +169,20 @@ def open_node(path: str, flags: int = os.O_RDWR) -> VirtualFile:
   if path in m.config.denied: raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
   return VirtualFile(path, {MSM_NODE: m.msm, KGSL_NODE: m.kgsl, HEAP_NODE: m.heap}[path])
 
-class Sysfs:
-  """One attribute file below /sys/class/kgsl/kgsl-3d0."""
-  def __init__(self, machine: VirtualMachine, name: str): self.machine, self.name = machine, name
-  def get(self) -> str: return self.machine.kgsl.attributes()[self.name] + "\n"
-  def set(self, text: str) -> None: self.machine.config.sysfs[self.name] = text.strip()
+class Sysfs(NamedTuple):
+  """One virtual file of sysfs or debugfs."""
+  get: Callable[[], str]
+  set: Callable[[str], None]
 
 def sysfs(path: str) -> Sysfs | None:
-  """The virtual attribute file at `path`, or None."""
-  if not path.startswith(KGSL_SYSFS) or KGSL_NODE not in (m:=current()).config.nodes: return None
-  return Sysfs(m, name) if (name:=path[len(KGSL_SYSFS):]) in m.kgsl.attributes() else None
+  """The virtual file at `path`: KGSL's attributes, a pending devcoredump (a write discards it), debugfs's list of GEM objects. None for others."""
+  if not path.startswith((KGSL_SYSFS, DEVCOREDUMP, DEBUGFS_GEM)): return None
+  m = current()
+  if path.startswith(KGSL_SYSFS) and KGSL_NODE in m.config.nodes and (name:=path[len(KGSL_SYSFS):]) in m.kgsl.attributes():
+    return Sysfs(lambda: m.kgsl.attributes()[name] + "\n", lambda text: m.config.sysfs.__setitem__(name, text.strip()))
+  if path == DEVCOREDUMP and m.devcoredump is not None: return Sysfs(lambda: m.devcoredump or "", lambda text: setattr(m, "devcoredump", None))
+  if path == DEBUGFS_GEM and MSM_NODE in m.config.nodes: return Sysfs(lambda: debugfs_gem(m.msm), lambda text: None)
+  return None
 
 def cpu_cache(op: str, addr: int, size: int) -> None:
   """arm64's cache maintenance by address on memory the GPU does not snoop: CPU mappings of MSM_BO_CACHED BOs, host memory mapped through KGSL.

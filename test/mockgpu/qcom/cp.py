@@ -294,7 +294,7 @@ class CommandProcessor:
     assert self.job is not None
     v = Violation(e.kind, what or f"{e.source} {'writes' if e.write else 'reads'} {e.size} bytes at {e.address:#x}", where=self.where(),
                   details=[self.space.explain(e.address)], **kw)
-    self.gpu.fault(v, self.job, e.address, e.write, e.kind == "readonly", source or e.source)
+    self.gpu.fault(v, self.job, e.address, e.write, e.kind in ("readonly", "privileged"), source or e.source)
 
   def expect(self, args: Sequence[int], *counts: int) -> None:
     if len(args) not in counts:

@@ -193,6 +193,10 @@ class VirtualGPU:
       if self._current is job: self.cp.abort()
       self._cond.notify_all()
 
+  def progress(self) -> Any:
+    """Something that changes as the CP moves along, as a kernel reads it while the GPU runs: the IBs and what is left of them."""
+    return self._current, self.cp.ib, self.cp.pos
+
   def idle(self, timeout: float | None = None) -> bool:
     """Waits until nothing is queued or running."""
     self.poke()

@@ -232,6 +232,7 @@ class Shmem:
       self._ram = real_mmap(0, self.size, mmap.PROT_READ | mmap.PROT_WRITE, MAP_SHARED, self.fd if self.ram_fd is None else self.ram_fd)
     return self._ram
 
+  def bytes(self) -> bytes: return ctypes.string_at(self.ram, self.size)
   def key(self) -> tuple[int, int]: return inode(self.fd)
 
   def exported_fds(self) -> int:

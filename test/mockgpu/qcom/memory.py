@@ -21,7 +21,8 @@ VALID, DIRTY, STALE, UNSETTLED, OLD = 1, 2, 4, 8, 16
 SEG = np.dtype([("iova", "<u8"), ("size", "<u8"), ("ram", "<u8"), ("cache", "<u8"), ("line", "<u8"), ("flags", "<u4"), ("bo", "<u4")])
 
 class MemoryFault(Exception):
-  """A GPU access that the SMMU refuses. kind: unmapped (no translation), not_resident (mapped, but not listed in this submit), readonly."""
+  """A GPU access that the SMMU refuses. kind: unmapped (no translation), not_resident (mapped, but not listed in this submit), readonly, privileged
+  (the kernel's own)."""
   def __init__(self, kind: str, address: int, size: int, write: bool, source: str = "CP"):
     self.kind, self.address, self.size, self.write, self.source = kind, address, size, write, source
     super().__init__(f"{source} {'write' if write else 'read'} of {size} bytes at {address:#x}: {kind}")
@@ -35,6 +36,7 @@ class BoInfo:
   handle: int = 0
   size: int = 0
   listed: str = ""
+  kernel: bool = False                                  # mapped for everybody, listed by nobody
   history: list[str] = field(default_factory=list)
   id: int = field(default_factory=lambda: next(_bo_ids))
 
@@ -72,10 +74,10 @@ class Space:
 
   # *** mapping
 
-  def map(self, iova: int, size: int, ram_addr: int, *, readonly: bool = False, bo: BoInfo) -> None:
+  def map(self, iova: int, size: int, ram_addr: int, *, readonly: bool = False, access: int = READ | WRITE, bo: BoInfo) -> None:
     """Maps `size` bytes of CPU memory at `ram_addr`. Raises ValueError if empty, unaligned (4 KiB) or overlapping."""
     if size <= 0 or iova & 0xfff: raise ValueError(f"cannot map {size} bytes at {iova:#x}: iova must be 4 KiB aligned, size positive")
-    seg = Segment(iova, size, ram_addr, READ | (0 if readonly else WRITE), bo, self.uche)
+    seg = Segment(iova, size, ram_addr, access & ~(WRITE if readonly else 0), bo, self.uche)
     with self._lock:
       i = bisect.bisect_right(self._iovas, iova)
       for other in self._segs[max(0, i - 1):i + 1]:
@@ -102,7 +104,7 @@ class Space:
     with self._lock:
       if new != self._resident: self._resident, self._table, self._last = new, None, None
 
-  def resident(self, bo: BoInfo) -> bool: return self._resident is None or bo in self._resident
+  def resident(self, bo: BoInfo) -> bool: return self._resident is None or bo.kernel or bo in self._resident
 
   def table(self) -> np.ndarray:
     """The C-visible SEG array, sorted by iova. Immutable once made: a change makes a new one."""
@@ -110,7 +112,7 @@ class Space:
       if self._table is None:
         t = np.zeros(max(1, len(self._segs)), SEG)
         t[:len(self._segs)] = [(s.iova, s.size, s.ram, 0 if s.cache is None else s.cache.ctypes.data, 0 if s.line is None else s.line.ctypes.data,
-                                s.flags | (RESIDENT if self.resident(s.bo) else 0), s.bo.id) for s in self._segs]
+                                s.flags | (RESIDENT if s.flags & READ and self.resident(s.bo) else 0), s.bo.id) for s in self._segs]
         self._table, self._table_ptr = t[:len(self._segs)], t.ctypes.data
       return self._table
 
@@ -131,10 +133,11 @@ class Space:
 
   def translate(self, addr: int, size: int, write: bool = False, source: str = "CP") -> Segment:
     """The resident mapping of `addr`. Raises MemoryFault. The access may run past its end: see _pieces."""
-    if (s := self._last) is not None and s.iova <= addr < s.iova + s.size and (not write or s.flags & WRITE): return s
+    if (s := self._last) is not None and s.iova <= addr < s.iova + s.size and s.flags & (WRITE if write else READ): return s
     with self._lock:                                    # _last must not come back after an unmap has cleared it
       if (s := self.find(addr)) is None: raise MemoryFault("unmapped", addr, size, write, source)
       if not self.resident(s.bo): raise MemoryFault("not_resident", addr, size, write, source)
+      if not s.flags & READ: raise MemoryFault("privileged", addr, size, write, source)
       if write and not s.flags & WRITE: raise MemoryFault("readonly", addr, size, write, source)
       self._last = s
       return s

@@ -1,17 +1,21 @@
-"""Model of mainline Linux' MSM DRM driver for one Adreno 630, as a client that does not use VM_BIND meets it.
+"""Model of mainline Linux' MSM DRM driver for one Adreno 630.
 
 Rules and their order follow drivers/gpu/drm/msm (msm_drv.c, msm_gem.c, msm_gem_submit.c, msm_submitqueue.c, msm_gem_vma.c, adreno_gpu.c) and the
 DRM core (drm_ioctl.c, drm_gem.c, drm_prime.c, drm_syncobj.c); each check names what was wrong in the machine's dmesg. Kernel versions differ by
-PROFILES. Not modelled: a successful EN_VM_BIND (answered EINVAL, as for a device without private pagetables), perf counters, devcoredump.
+PROFILES. Not modelled: perf counters.
 """
 from __future__ import annotations
-import collections, ctypes, dataclasses, errno, functools, os, struct
+import collections, ctypes, dataclasses, errno, functools, mmap, os, struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from test.mockgpu.qcom import vm_bind
+from test.mockgpu.qcom.crash import Hangcheck, devcoredump
 from test.mockgpu.qcom.files import map_shared, vmas
 from test.mockgpu.qcom.gpu import Job
 from test.mockgpu.qcom.kernel import (ETOOSMALL, PAGE, Abi, Entity, Fence, Ids, Model, Ranges, Resv, Shmem, copy_from_user, copy_to_user, error,
                                       jiffies_deadline, process, whence)
+from test.mockgpu.qcom.memory import READ as READABLE
+from test.mockgpu.qcom.memory import WRITE as WRITABLE
 from test.mockgpu.qcom.memory import BoInfo
 from test.mockgpu.qcom.report import recover_lines
 
@@ -27,6 +31,9 @@ BO_WRITE, BO_NO_IMPLICIT, CMD_BUF, CMD_RESTORE = (
   getattr(ABI, f"MSM_SUBMIT_{n}") for n in ("BO_WRITE", "BO_NO_IMPLICIT", "CMD_BUF", "CMD_CTX_RESTORE_BUF"))
 VA_START = 1 << 32                                      # private VM of an A630 (a6xx_catalog.c: 4GB_VA)
 SHARED_START, MMAP_START = 16 << 20, 1 << 32            # shared VM: above the first 16 MiB. mmap offsets: DRM_FILE_PAGE_OFFSET_START
+# The kernel's own buffers as the GPU sees them from a client's stream (no HW APRIV on a630): name, bytes, access
+KERNEL_START = 1 << 48                                  # TTBR1
+KERNEL_BOS = (("memptrs", 4096, READABLE | WRITABLE), ("ring0", 32768, READABLE), ("sqefw", 36864, READABLE), ("shadow", 4096, 0))
 KMALLOC_MAX = 4 << 20                                   # one kmalloc holds a submit's tables
 SUBMIT_BO_BYTES, SUBMIT_CMD_BYTES = 24, 40              # their kernel-side entries (msm_gem.h, K7)
 
@@ -80,6 +87,10 @@ class Vm:
   def __init__(self, model: MSM, start: int, size: int, shared: bool):
     self.model, self.shared, self.start, self.size = model, shared, start, size
     self.ranges, self.space, self.faults, self.resv = Ranges(start, size), model.machine.gpu.new_space("msm"), 0, Resv()
+    self.bindings, self.unusable = vm_bind.Bindings(), False        # of a VM that the client manages (VM_BIND)
+    memory = model.kernel_memory()
+    for iova, nbytes, access in model.kernel_bos.values():
+      self.space.map(iova, nbytes, memory + iova - model.kernel_start, access=access, bo=model.kernel_bo)
 
 @dataclasses.dataclass(slots=True)
 class Vma:
@@ -92,7 +103,7 @@ class GpuJob(NamedTuple):
   client: Client
   queue: Queue
   fence: Fence
-  bos: list[Bo]
+  bos: list[tuple[Bo, int]]                             # with their flags in the BO table
   restore: list[tuple[int, int]]                        # (iova, dwords) of CTX_RESTORE buffers, run only if the ring holds another client's state
 
 class Bo:
@@ -105,7 +116,7 @@ class Bo:
     self.model, self.machine, self.size, self.flags, self.mem, self.imported = model, model.machine, size, flags, mem, imported
     self.cpu = Shmem(size, "msm-bo-cached") if flags & ABI.MSM_BO_CACHE_MASK == ABI.MSM_BO_CACHED else mem
     self.resv, self.addrs = mem.resv, dict[Vm, Vma]()
-    self.handles, self.vmas, self.submits, self.madv, self.purged, self.pages = 0, 0, 0, 0, False, False
+    self.handles, self.vmas, self.submits, self.bound, self.madv, self.purged, self.pages = 0, 0, 0, 0, 0, False, False
     self.offset = model.offsets.alloc(size)
     self.info, self.name, self.metadata = BoInfo(size=size), b"", b""
     self.owners: collections.Counter[Client] = collections.Counter()
@@ -133,7 +144,9 @@ class Client:
     self.syncobjs: dict[int, Fence | None] = {}
     self.syncobj_ids, self.next_queue = Ids(), 0
     self.reports: list[BaseException] = []
-    self.closed, self.comm, self.cmdline = False, "", ""
+    self.closed, self.comm, self.cmdline, self.vm_bind = False, "", "", False
+  @property
+  def task(self) -> tuple[str, str]: return self.comm or process().comm, self.cmdline or process().cmdline
 
 class MSM(Model):
   prefix, unknown, abi, type_byte = ("DRM_IOCTL_MSM_", "DRM_IOCTL_"), errno.EINVAL, ABI, ord("d")
@@ -163,6 +176,30 @@ class MSM(Model):
     self.global_faults = self.suspends = 0
     self.submits: collections.deque[SubmitRecord] = collections.deque(maxlen=4096)
     self.current_client: Client | None = None           # whose state the ring holds: decides CTX_RESTORE buffers
+    self.ring: list[Any] = []                           # jobs handed to the GPU and not retired, oldest first
+    self.completed = 0                                  # jobs retired
+    self.hangcheck = Hangcheck(self)
+    self.unplugged = False                              # the device went away: every ioctl is ENODEV
+    self.kernel_start, at = (start := KERNEL_START if machine.config.private_vm else SHARED_START), start
+    self.kernel_bo, self.kernel_bos = BoInfo("kernel", kernel=True), dict[str, tuple[int, int, int]]()
+    for name, size, access in KERNEL_BOS: self.kernel_bos[name], at = (at, size, access), at + size
+    self._kernel_memory: Any = None
+
+  def kernel_memory(self) -> int:
+    """Address of the memory behind the kernel's own buffers, which every VM maps: TTBR1's half of a private VM, the beginning of the shared one."""
+    if self._kernel_memory is None:
+      self._kernel_memory = mmap.mmap(-1, sum(size for _, size, _ in KERNEL_BOS))
+      self._kernel_bytes = ctypes.c_char.from_buffer(self._kernel_memory)
+    return ctypes.addressof(self._kernel_bytes)
+
+  def ioctl(self, file: Any, request: int, arg: Any) -> int:
+    if self.unplugged: raise error(errno.ENODEV, "the device was unplugged")
+    return super().ioctl(file, request, arg)
+
+  def _to_ring(self, job: Any) -> None:
+    self.ring.append(job)
+    if self.machine.config.hangcheck: self.hangcheck.arm()
+    self.machine.submit(job)
 
   # *** files
 
@@ -178,13 +215,16 @@ class MSM(Model):
     c.closed = True
     for h in list(c.handles): self._close_handle(c, h)
     c.queues.clear()
+    if c.vm_bind and c.vm is not None: vm_bind.close(self, c.vm)
     del self.clients[c]
 
   def vm(self, c: Client) -> Vm:
     if c.vm is None:
       cfg = self.machine.config
       if not cfg.private_vm:
-        if self.shared is None: self.shared = Vm(self, SHARED_START, (1 << 32) - SHARED_START, True)
+        if self.shared is None:
+          self.shared = Vm(self, SHARED_START, (1 << 32) - SHARED_START, True)
+          for iova, size, _ in self.kernel_bos.values(): self.shared.ranges.reserve(iova, size)
         c.vm = self.shared
       else: c.vm = Vm(self, VA_START, cfg.va_size, False)
     return c.vm
@@ -223,7 +263,7 @@ class MSM(Model):
 
   def put(self, bo: Bo) -> None:
     """Frees the object if nothing refers to it any more."""
-    if bo.handles or bo.vmas or bo.submits or bo not in self.bos: return
+    if bo.handles or bo.vmas or bo.submits or bo.bound or bo not in self.bos: return
     if bo.mem.dmabuf and not bo.imported and bo.mem.exported_fds():
       self.exported[bo] = None
       return
@@ -333,8 +373,9 @@ class MSM(Model):
       name = copy_from_user(a.value, a.len).split(b"\0")[0].decode(errors="replace")
       setattr(c, "comm" if a.param == ABI.MSM_PARAM_COMM else "cmdline", name)
     elif a.param == ABI.MSM_PARAM_SYSPROF: raise error(errno.EPERM, "SYSPROF needs CAP_PERFMON")
-    elif a.param == ABI.MSM_PARAM_EN_VM_BIND and self.profile.gpuvm and self.machine.config.private_vm and c.vm is not None:
-      raise error(errno.EBUSY, "the VM exists already")
+    elif a.param == ABI.MSM_PARAM_EN_VM_BIND and self.profile.gpuvm and self.machine.config.private_vm:
+      if c.vm is not None: raise error(errno.EBUSY, "the VM exists already")
+      c.vm_bind = bool(a.value)
     else: raise error(errno.EINVAL, f"param {a.param:#x} is unknown, read-only, or needs a private VM")
 
   # *** BOs
@@ -383,6 +424,7 @@ class MSM(Model):
 
   def _info_vm(self, c: Client) -> Vm:
     self._gpu_present(errno.EINVAL)
+    if c.vm_bind: raise error(errno.EINVAL, "VM_BIND is enabled: the client chooses addresses")
     return self.vm(c)
 
   def _address(self, bo: Bo, vm: Vm) -> Vma:
@@ -426,7 +468,7 @@ class MSM(Model):
     freed = 0
     with self.lock:
       for bo in list(self.bos):
-        if not bo.pages or bo.submits or bo.imported or bo.resv.busy(True): continue
+        if not bo.pages or bo.submits or bo.bound or bo.imported or bo.resv.busy(True): continue
         if bo.madv:
           for vm in list(bo.addrs): self._drop_vma(bo, vm)
           for fd in {bo.mem.fd, bo.cpu.fd}:             # contents are lost; CPU mappings see zeros where a kernel would raise SIGBUS
@@ -445,7 +487,9 @@ class MSM(Model):
   # *** submit queues and fences
 
   def _new_queue(self, c: Client, flags: int, prio: int) -> Queue:
-    if (entity:=c.entities.get(prio)) is None: entity = c.entities[prio] = Entity(self.machine.submit)
+    if flags & ABI.MSM_SUBMITQUEUE_VM_BIND: entity = vm_bind.entity()
+    elif prio in c.entities: entity = c.entities[prio]
+    else: entity = c.entities[prio] = Entity(self._to_ring)
     q = c.queues[c.next_queue] = Queue(c.next_queue, flags, prio, entity)
     c.next_queue += 1
     return q
@@ -458,7 +502,8 @@ class MSM(Model):
     known = ABI.MSM_SUBMITQUEUE_FLAGS if self.profile.gpuvm else ABI.MSM_SUBMITQUEUE_ALLOW_PREEMPT
     if a.flags & ~known: raise error(errno.EINVAL, f"flags {a.flags:#x}")
     self._gpu_present(errno.ENODEV)
-    if a.flags & ABI.MSM_SUBMITQUEUE_VM_BIND: raise error(errno.EINVAL, "a VM_BIND queue needs a VM_BIND file")
+    if a.flags & ABI.MSM_SUBMITQUEUE_VM_BIND and (not c.vm_bind or a.prio):
+      raise error(errno.EINVAL, "a VM_BIND queue needs a VM_BIND file and priority 0")
     if a.flags & ABI.MSM_SUBMITQUEUE_ALLOW_PREEMPT and self.rings == 1: raise error(errno.EINVAL, "ALLOW_PREEMPT with one ring")
     if a.prio // 3 >= self.rings: raise error(errno.EINVAL, f"priority {a.prio}, {self.rings * 3} levels")
     a.id = self._new_queue(c, a.flags, a.prio).id
@@ -496,10 +541,12 @@ class MSM(Model):
     self._gpu_present(errno.ENXIO)
     vm = self.vm(c)
     if a.pad: raise error(errno.EINVAL, f"pad {a.pad}")
+    if vm.unusable: raise error(errno.EPIPE, "the VM is unusable since a hang")
     if flags & 0xffff != PIPE_3D0: raise error(errno.EINVAL, f"pipe {flags & 0xffff:#x}")
     if flags & 0xffff0000 & ~SUBMIT_FLAGS: raise error(errno.EINVAL, f"flags {flags:#x}")
     if flags & SUDO: raise error(errno.EINVAL, "SUDO needs a kernel option and CAP_SYS_RAWIO")
     q = self._queue(c, a.queueid)
+    if q.flags & ABI.MSM_SUBMITQUEUE_VM_BIND: raise error(errno.EINVAL, f"queue {q.id} is for VM_BIND")
     out_fd = self.machine.syncs.create() if flags & FENCE_FD_OUT else None
     try: fence = self._submit(c, a, p, vm, q, flags)
     except BaseException:
@@ -527,11 +574,13 @@ class MSM(Model):
     for typ, _, _, size, _, nr_relocs, relocs in cmds:
       if not 1 <= typ <= 3: raise error(errno.EINVAL, f"cmd type {typ}")
       if size & 3: raise error(errno.EINVAL, f"cmd size {size} is not a multiple of 4")
-      if nr_relocs: copy_from_user(relocs, nr_relocs * 24)
+      if nr_relocs and not c.vm_bind: copy_from_user(relocs, nr_relocs * 24)
     if len(cmd_table) < nc * CMD.size: raise error(errno.EFAULT, f"cmd table at {a.cmds:#x}")
 
+    if c.vm_bind: bound = vm_bind.submit_cmds(cmds)
     resvs = {bo.resv for bo in bos}
-    if len(resvs) != nb or vm.resv in resvs: raise error(p.duplicate, "a BO is listed twice, shares its reservation with another, or is NO_SHARE")
+    if not c.vm_bind and (len(resvs) != nb or vm.resv in resvs):
+      raise error(p.duplicate, "a BO is listed twice, shares its reservation with another, or is NO_SHARE")
     context = q.entity
     if not flags & NO_IMPLICIT or p.writers_always_ordered:
       for bo, (f, _, _) in zip(bos, entries):
@@ -540,8 +589,7 @@ class MSM(Model):
 
     for bo in bos: bo.submits += 1                      # from here on the shrinker leaves them alone
     try:
-      iovas = self._pin(bos, vm)
-      ibs, restore = self._check_cmds(cmds, bos, iovas)
+      ibs, restore = bound if c.vm_bind else self._check_cmds(cmds, bos, self._pin(bos, vm))
       fence = self._new_fence(q, a.fence if flags & FENCE_SN_IN else None)
     except BaseException:
       for bo in bos: bo.submits -= 1
@@ -549,8 +597,9 @@ class MSM(Model):
 
     listed = f"submit of queue {q.id}, fence {fence.seqno}"
     for bo in bos: bo.info.listed = listed
-    job = Job(vm.space, ibs, {bo.info for bo in bos}, q.prio, c.comm or process().comm)
-    record = GpuJob(c, q, fence, bos, restore)
+    job = Job(vm.space, ibs, None if c.vm_bind else {bo.info for bo in bos}, q.prio, c.task[0])
+    record = GpuJob(c, q, fence, list(zip(bos, (f for f, _, _ in entries))), restore)
+    if c.vm_bind: vm.resv.add(fence, True)
     fence.job, job.on_start, job.on_retire = job, functools.partial(self._start, record), functools.partial(self._retire, record)
     for bo, (f, _, _) in zip(bos, entries): bo.resv.add(fence, f & BO_WRITE)
     for handle in resets: c.syncobjs[handle] = None
@@ -623,7 +672,7 @@ class MSM(Model):
   def _start(self, r: GpuJob, job: Any) -> None:
     """Ring time, on the GPU thread: jobs of a closed file become no-ops, CTX_RESTORE buffers run if another context was last."""
     with self.lock:
-      if r.client.closed and self.profile.gpuvm: job.ibs = []
+      if (r.client.closed and self.profile.gpuvm) or (r.client.vm is not None and r.client.vm.unusable): job.ibs = []
       elif self.current_client is not r.client: job.ibs = r.restore + job.ibs
       self.current_client = r.client
 
@@ -631,13 +680,21 @@ class MSM(Model):
     with self.lock:
       for line in result.dmesg: self.machine.log(line)
       if result.status == "hang":
-        for line in recover_lines(r.client.comm or process().comm, r.client.cmdline or process().cmdline): self.machine.log(line)
+        for line in recover_lines(*r.client.task): self.machine.log(line)
         r.queue.faults += 1
         if r.client.closed: self.global_faults += 1
-        elif r.client.vm is not None: r.client.vm.faults += 1
+        elif r.client.vm is not None:
+          r.client.vm.faults += 1
+          r.client.vm.unusable = r.client.vm_bind
+      if result.status != "ok" and self.machine.devcoredump is None:
+        self.machine.devcoredump = devcoredump(self, job, r.bos, *r.client.task, fault=next(iter(result.faults), None) if result.status == "fault"
+                                               else None)
+      self.ring.remove(job)
+      self.completed += 1
       if result.reports: self.keep_reports(r.client, result)
       r.queue.fences.pop(r.fence.seqno, None)
-      for bo in r.bos:
+      if r.client.vm is not None: r.client.vm.resv.remove(r.fence)
+      for bo, _ in r.bos:
         bo.resv.remove(r.fence)
         bo.submits -= 1
         if not bo.handles: self.put(bo)
@@ -701,12 +758,11 @@ class MSM(Model):
       raise error(errno.ETIME, "a syncobj has not signalled")
     a.first_signaled = signalled()[0]
 
-  # *** what this client never gets
+  # *** the rest
 
   def vm_bind(self, c: Client, a: Any) -> None:
     self._gpu_present(errno.ENXIO)
-    self.vm(c)
-    raise error(errno.EINVAL, "not a VM_BIND file")
+    vm_bind.ioctl(self, c, a)
 
   def perfcntr_config(self, c: Client, a: Any) -> None: raise error(errno.EPERM, "perf counters need CAP_PERFMON")
 

@@ -35,7 +35,7 @@ class RdWriter:
       self._section(RD_CMD, text + bytes(-len(text) % 4))
       streams = {s.iova for iova, _ in job.ibs if (s := job.space.find(iova)) is not None}
       for s in list(job.space._segs):
-        if not job.space.resident(s.bo): continue
+        if s.bo.kernel or not job.space.resident(s.bo): continue
         self._section(RD_GPUADDR, struct.pack("<III", s.iova & 0xffffffff, s.size, s.iova >> 32))
         if self.full or s.size <= SMALL or s.iova in streams: self._section(RD_BUFFER_CONTENTS, s.mem.tobytes())
       for iova, dwords in job.ibs: self._section(RD_CMDSTREAM_ADDR, struct.pack("<III", iova & 0xffffffff, dwords, iova >> 32))

@@ -14,6 +14,7 @@ REMEDY = {
   "unmapped": "No BO of this address space is there: a bad address, a use after close, or an access out of bounds.",
   "not_resident": "The BO exists but this submit does not list it. On hardware it works until the kernel evicts it, and its close is not waited for.",
   "readonly": "The BO was created GPU_READONLY, the SMMU refuses the write.",
+  "privileged": "A buffer of the kernel's own, which only its part of the ring may touch.",
   "misaligned": "Global, local and private accesses must be aligned to their element size, the CP's to a dword.",
   "cp_error": "The command processor stops at this packet. The kernel sees a hang and drops the rest of the submit.",
   "hang": "The kernel's hang check kills the submit, signals its fence without an error and counts a fault.",
