@@ -160,7 +160,8 @@ def test_a_hang_dump_holds_the_ring_and_the_contents_that_were_asked_for(client:
   dump = take_dump()
   assert dump is not None and "fault-info" not in dump
   for line in ("---", "kernel: 6.12", "module: msm", "revision: 630 (6.3.0.2)", "ringbuffer:", "  - id: 0", "    last-fence: 1",
-               "    retired-fence: 0", "bos:", f"  - iova: 0x{client.iova(client.cmds):016x}", "    name: cmdstream", f"  - iova: 0x{client.iova(client.target):016x}"):
+               "    retired-fence: 0", "bos:", "    name: cmdstream", f"  - iova: 0x{client.iova(client.cmds):016x}",
+               f"  - iova: 0x{client.iova(client.target):016x}"):
     assert line in dump.splitlines(), f"{line!r} is not in\n{dump}"
   (data,) = re.findall(r"data: !!ascii85 \|\n     (\S+)", dump)
   assert decoded(data) == ctypes.string_at(client.cs, 4096)
