@@ -203,7 +203,7 @@ def test_a_rejected_submit_is_one_error_and_its_results_are_never_returned(kind,
     with pytest.raises(QCOMError) as e:
       bad.realize()
       bad.numpy()
-    assert SUBMIT[kind] in str(e.value) and errno.errorcode[code] in str(e.value), str(e.value)
+    assert SUBMIT[kind] in str(e.value) and qcom_iface.errname(code) in str(e.value), str(e.value)
     with contextlib.suppress(QCOMError): # a second try may compute it, but must not give what was not computed
       np.testing.assert_array_equal(bad.numpy(), np.arange(100) * 7)
     np.testing.assert_array_equal(good.numpy(), np.arange(100) + 1)
@@ -295,7 +295,7 @@ def test_a_killed_submit_is_one_error_although_its_fence_signals(kind, then):
     machine.gpu.kill(machine.gpu._queue[0][2])
     machine.gpu.grace_s = 0.01
     assert machine.gpu.idle(10)
-    with pytest.raises(QCOMError, match="lost 'submit 1 kernels.*must be computed again") as e:
+    with pytest.raises(QCOMError, match="lost .submit 1 kernels.*compute again") as e:
       if then == "submit": (a + 2).numpy()                    # KGSL refuses it, MSM runs it
       bad.numpy()
     assert "dump is in" in str(e.value)

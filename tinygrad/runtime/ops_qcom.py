@@ -1,21 +1,22 @@
 from __future__ import annotations
-import ctypes, functools, hashlib, itertools, math, os, struct, sys, time, weakref
+import contextlib, ctypes, functools, gc, hashlib, itertools, math, os, struct, sys, time, weakref
 assert sys.platform != 'win32'
 from dataclasses import replace
 from typing import Any, Sequence, cast
 from tinygrad.device import Buffer, BufferSpec, Device, Program, TinyELF
 from tinygrad.dtype import DType, dtypes
-from tinygrad.helpers import IMAGE, ceildiv, cpu_profile, dedup, from_mv, getenv, is_image_shape, mv_address, prod, round_up, to_mv
+from tinygrad.helpers import IMAGE, ansistrip, ceildiv, cpu_profile, dedup, from_mv, getenv, is_image_shape, mv_address, prod, round_up, to_mv
 from tinygrad.renderer import Estimates
 from tinygrad.renderer.nir import IR3Renderer
 from tinygrad.runtime.autogen import mesa
+from tinygrad.runtime.support import hcq2
 from tinygrad.runtime.support.hcq import HCQBuffer
 from tinygrad.runtime.support.hcq2 import HCQ_RUNTIME_DEV, HCQ2Compiled, HCQAllocator, HCQInfo, make_buf, make_call
 from tinygrad.runtime.support.hcq2 import get_submit, make_binary_patch, make_patches, make_submit
 from tinygrad.runtime.support.memory import TLSFAllocator
-from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, QCOMError, QCOMIface, ifaces
+from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, LOST, QCOMError, QCOMIface, ifaces
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat, sint
-from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime
+from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime, runtime_cache
 
 BUFTYPE_TEX, BUFTYPE_IBO = 1, 2
 
@@ -292,7 +293,7 @@ class Encoder:
   def __init__(self, resolve):
     self.resolve, self.arena, self.values = resolve, bytearray(256), list[tuple[int, Any]]() # the first 256 bytes stay zero: border colours
     self.refs, self.flags, self.patches, self.segs, self.used = {None: 0}, [0], list[tuple[int, int, int]](), list[tuple[int, int, list[int]]](), [0]
-    self.ib, self.cost, self.written = Stream(), 0.0, set[Any]()
+    self.ib, self.cost = Stream(), 0.0
     self.begin()
 
   def begin(self):
@@ -317,7 +318,7 @@ class Encoder:
     self.ib, self.cost, self.used = Stream(), 0.0, [0]
 
   def launch(self, prg:QCOMProgram, code:Addr, bufs:list[Addr], vals, global_size, local_size, scratch:Addr|None=None, ts:Sequence[Addr]=(),
-             cost:float=0.0, outs:Sequence[int]=(), ins:Sequence[int]=()):
+             cost:float=0.0, outs:Sequence[int]=(), ins:Sequence[int]=(), own:Sequence[int]=()):
     if self.cost and self.cost + cost > SUBMIT_BUDGET_MS:
       self.split()
       self.begin()
@@ -327,11 +328,8 @@ class Encoder:
     self.ib.note(prg.name)
     self.ib.dispatch(prg, code, args, scratch, global_size, local_size)
     if ts: self.ib.timestamp(ts[1])
-    for idxs,flag in ((ins, 1), (outs, 2)):
-      for i in idxs:
-        if flag == 1 and bufs[i].buf in self.written: continue
-        self.flags[self.refs[bufs[i].buf]] |= flag
-        if flag == 2: self.written.add(bufs[i].buf)
+    for idxs,flag in ((ins, 1), (outs, 2), (own, 8)):
+      for i in idxs: self.flags[self.refs[bufs[i].buf]] |= flag
 
   def finish(self, timeline:Addr) -> Encoder:
     self.ib.signal(timeline)
@@ -354,7 +352,7 @@ class Encoder:
               "nsegs": len(self.segs), "segrefs": offs[2], "timeline_dst": self.timeline_dst}
     return blob + bytes(-len(blob) % 8), fields, [(16 * i, addr) for i,(addr,slot) in enumerate(resolved) if slot is None and i]
 
-LAST, NREFS, TABLE_POINTERS = BATCH.index("last"), BATCH.index("nrefs"), ("refs", "patches", "segs", "segrefs")
+LAST, NREFS, ID, TABLE_POINTERS = BATCH.index("last"), BATCH.index("nrefs"), BATCH.index("id"), ("refs", "patches", "segs", "segrefs")
 
 def view_base(u:UOp) -> tuple[UOp, int]:
   """The buffer under a contiguous view, and the view's offset in bytes."""
@@ -385,7 +383,7 @@ def schedule_batch(batch:list[tuple[UOp, tuple[str, ...]]], profile:bool) -> lis
     cmds += [*ts[:1], call, *ts[1:]]
     kerns.append((devs, make_call(name, call.src[0], info), slots))
   est = sum((k.arg.aux.estimates for _,k,_ in kerns), start=Estimates()).simplify()
-  return [make_call(f"submit {len(batch)} kernels: {kerns[0][1].arg.name}{' ..' if len(batch) > 1 else ''}",
+  return [make_call(f"submit {len(batch)} kernels: {ansistrip(kerns[0][1].arg.name)}{' ..' if len(batch) > 1 else ''}",
                     make_submit(*cmds, devs=devs, queue="COMPUTE:0").sink(), HCQInfo(devs, est, kernels=tuple(kerns)))]
 
 def encode_batch(call:UOp) -> UOp|None:
@@ -404,8 +402,11 @@ def encode_batch(call:UOp) -> UOp|None:
     pos = {g:j for j,g in enumerate(info.globals)}
     bufs = [Addr(*view_base(get_call_arg_uops(c)[g])) for g in info.globals]
     ts = [Addr(x.src[0]) for x in (lin.src[i-1], lin.src[i+1])] if i and lin.src[i-1].op is Ops.INS else []
+    # a buffer that is not allocated yet holds nothing: this capture writes it, as a whole, before it reads it
+    own = [j for j,b in enumerate(bufs) if b.buf is not None and b.buf.op is Ops.BUFFER and not b.buf.buffer.is_allocated()]
     enc.launch(prg, Addr(code_uop(bytes(prg.image), devs)), bufs, get_call_var_uops(c, c.src[0]), info.global_size, info.local_size or (1, 1, 1),
-               Addr(scratch) if scratch is not None else None, ts, estimate_ms(estimate_uop(c)), [pos[o] for o in outs], [pos[i] for i in ins])
+               Addr(scratch) if scratch is not None else None, ts, estimate_ms(estimate_uop(c)), [pos[o] for o in outs],
+               [pos[i] for i in ins if pos[i] not in own], own)
   blob, fields, addrs = enc.finish(Addr(make_buf(devs, tag="timeline_signal"))).tables()
 
   # what is known at link time is written then; the rest (variables) is left to the compiled call
@@ -467,12 +468,17 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
     return buf
 
   def free(self, opaque:HCQBuffer, size:int, options:BufferSpec|None=None):
+    if opaque.va_addr >= LOST: return
     if options is None or not options.is_external: self.dev.iface.live.rebirth(int(opaque.va_addr), dead=True)
     super().free(opaque, size, options)
 
   def _free(self, opaque:HCQBuffer, options:BufferSpec|None=None):
     if self.dev.iface.closed or self.dev.iface.pid != os.getpid(): return
+    if opaque.va_addr >= LOST: return
     self.dev.drain()
+    with self.dev.keeping(): self._release(opaque, options)
+
+  def _release(self, opaque:HCQBuffer, options:BufferSpec|None):
     if options is not None and options.external_fd is not None: self.dev.iface.release_fd(opaque)
     elif options is not None and options.external_ptr is not None: self.dev.iface.unmap_host(opaque)
     elif isinstance(opaque.meta, tuple):
@@ -492,10 +498,11 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
 
   def _readable(self, buf:HCQBuffer) -> HCQBuffer:
     self.dev.synchronize()
-    self.dev.check_contents(int(buf.va_addr))
+    if (a:=self.dev.iface.live.find(int(buf.va_addr))) is None or a.tainted: raise self.dev.iface.undefined(int(buf.va_addr))
     return buf
   def _copyin(self, dest:HCQBuffer, src:memoryview):
     self.dev.synchronize() # queued work may still read it
+    if dest.va_addr >= LOST: raise self.dev.iface.undefined(dest.va_addr)
     with cpu_profile(f"TINY -> {self.dev.device}", f"{self.dev.device}:COPY"), self.dev.iface.cpu_access(dest, write=True):
       ctypes.memmove(dest.cpu_view().addr, from_mv(src), len(src))
     self.dev.overwritten(int(dest.va_addr), len(src))
@@ -523,11 +530,11 @@ class QCOMDevice(HCQ2Compiled):
     try: self.iface:QCOMIface = self._select_iface(device)
     except ExceptionGroup as e: raise RuntimeError("no usable QCOM device. " + "; ".join(str(x) for x in e.exceptions)) from e
     try:
+      self.queue, self.signals = self.iface.queue, dict[tuple, Buffer]()
       super().__init__(device, QCOMAllocator(self), self.iface.renderers, QCOMProgram,
                        arch=("a%d%d%d" + (",IMAGE_PITCH_ALIGNMENT=64" if IMAGE else "")) % self.iface.gpu_id)
-      self.queue = self.iface.queue
       self.pm_bufferize = PatternMatcher([
-        (UPat(Ops.PARAM, tag="func:submit"), lambda ctx: ctx[0].signal("func:submit", ctx[0].iface.prog.addr, device="CPU")),
+        (UPat(Ops.PARAM, tag="func:submit"), lambda ctx: ctx[0].signal("func:submit", ctx[0].queue.prog.addr, device="CPU")),
         (UPat(Ops.PARAM, tag="queue"), lambda ctx: ctx[0].queue_buffer),
         (UPat(Ops.PARAM, tag="private", name="b"), lambda ctx, b: ctx[0].scratch(b.max_numel())),
       ]) + self.pm_bufferize
@@ -540,6 +547,10 @@ class QCOMDevice(HCQ2Compiled):
     return Buffer("CPU", 1, dtypes.uint64, options=BufferSpec(external_ptr=ctypes.addressof(self.queue)), preallocate=True)
   @functools.cached_property
   def done(self) -> memoryview: return self.signal("timeline")._buf.cpu_view().view(fmt='I').mv # the GPU writes the low 32 bits of the timeline
+
+  def signal(self, name:str|int, init_value:int=0, device:str|None=None) -> Buffer: # type: ignore[override]
+    if (key:=(name, device)) not in self.signals: self.signals[key] = HCQ2Compiled.signal.__wrapped__(self, name, init_value, device)
+    return self.signals[key]
 
   def new_buffer(self, b:UOp, cache:bool) -> Buffer: # tables are read by the host only
     return Buffer("CPU" if b.tag == "table" else self.device, b.max_numel(), b.dtype, options=BufferSpec(cpu_access=True, nolru=True))
@@ -557,14 +568,20 @@ class QCOMDevice(HCQ2Compiled):
 
   # *** running ***
 
-  def run_batch(self, call:UOp, ast:UOp, inputs:list[int], var_vals:dict[str, int]):
-    """Runs a linked batch: `inputs` are the GPU addresses of its inputs in the order of HCQInfo.input_idxs."""
+  def bind(self, call:UOp, ast:UOp) -> tuple:
+    """What a linked batch is run with: function, its arguments, the batch's words, and its ProgramInfo if it has variables."""
     if (b:=self.bound.get(call)) is None:
+      if any(x.device == self.device and x.is_initialized() and x._buf.va_addr >= LOST for u in get_call_arg_uops(call) if (x:=u.buffer)):
+        raise self.iface.undefined(LOST)
       bufs = [cast(Buffer, get_call_arg_uops(call)[i].buffer) for i in ast.arg.globals]
       batch = next(x for x in bufs if x.device == "CPU" and x.dtype == dtypes.uint64 and x.size == len(BATCH))
       args = [ctypes.c_uint64(x.get_buf("CPU").va_addr) for x in bufs]
       b = self.bound[call] = (get_runtime("CPU", ast).fxn, args, batch._buf.cpu_view().view(fmt='Q').mv, ast.arg if ast.arg.vars else None)
-    fxn, args, batch, info = b
+    return b
+
+  def run_batch(self, call:UOp, ast:UOp, inputs:list[int], var_vals:dict[str, int]):
+    """Runs a linked batch: `inputs` are the GPU addresses of its inputs in the order of HCQInfo.input_idxs."""
+    fxn, args, batch, info = self.bind(call, ast)
     self._run(fxn, args if info is None else args + [ctypes.c_uint64(v) for v in info.vals(var_vals)], batch, inputs, call.arg.name)
 
   def run_encoder(self, enc:Encoder, name:str):
@@ -574,29 +591,48 @@ class QCOMDevice(HCQ2Compiled):
     fields |= {k: fields[k] + mv_address(table) for k in TABLE_POINTERS} | {"arena": arena._buf.cpu_view().addr}
     batch = (ctypes.c_uint64 * len(BATCH))(*[fields.get(n, 0) for n in BATCH])
     args = [ctypes.c_uint64(ctypes.addressof(x)) for x in (self.queue, batch)]
-    self._run(self.iface.prog.fxn, args, memoryview(batch).cast('B').cast('Q'), [], name)
-    self.inflight[-1].keep = (arena, table, batch)
+    self._run(self.queue.prog.fxn, args, memoryview(batch).cast('B').cast('Q'), [], name, keep=(arena, table, batch))
 
-  def _run(self, fxn, args:list, batch:memoryview, inputs:list[int], name:str):
+  def _run(self, fxn, args:list, batch:memoryview, inputs:list[int], name:str, keep:Any=None):
     self.iface.check_process()
     with (live:=self.iface.live).lock:
+      self.settle()
       if self.kept is not None: self.raise_kept()
       if not self.retired(batch[LAST]): self._wait(batch[LAST]) # the arena is patched in place
       if len(self.inflight) >= 256 and self.retired(self.inflight[-1].timeline): self.synchronize()
       live.reserve(max(batch[NREFS], len(inputs)))
       live.inputs[:len(inputs)] = inputs
+      self.inflight.append(Run(self.queue.timeline + 1, name, batch, inputs, keep))
       fxn(*args)
-      if self.queue.error: raise self.rejected()
-      self.inflight.append(Run(self.queue.timeline, self.queue.fence, name, batch, inputs))
+      self.settle()
 
-  def rejected(self) -> QCOMError:
+  def settle(self):
+    """Completes the record of the last submit, which a signal may have kept its caller from. Raises the error of a batch that failed."""
+    if self.inflight and (run:=self.inflight[-1]).fence is None:
+      if self.queue.error: raise self.rejected(self.inflight.pop())
+      if run.timeline > self.queue.timeline: self.inflight.pop()
+      else: run.fence = self.queue.fence
+
+  def rejected(self, run:Run) -> QCOMError:
     """The error of a batch that failed. What the kernel took of it is waited for: the next run patches the same arena."""
-    e = self.iface.submit_error()
-    self.iface.wait(self.queue.fence, int(self.wait_timeout_ms))
-    self.drain()
-    if self.iface.lost() is not None: self.iface.recover()
+    e = self.iface.submit_error(run.name)
+    with self.keeping():
+      self.iface.wait(self.queue.fence, int(self.wait_timeout_ms))
+      self.synchronize()
+      if self.iface.lost() is not None: self.iface.recover()
     e, self.kept = self.kept or e, None
     return e
+
+  def lose(self, buf:Buffer):
+    """Nothing wrote `buf` although somebody asked for it: it must not be read before somebody does."""
+    if not buf.is_allocated(): buf.base.allocate(opaque=HCQBuffer(LOST, buf.base.nbytes, owner=self))
+    elif (a:=self.iface.live.find(int(buf.base.get_buf(self.device).va_addr))) is not None: a.tainted = BEYOND_REPAIR
+  def lose_batch(self, call:UOp, ast:UOp, inputs:list[int]):
+    if not (batch:=self.bind(call, ast)[2])[ID]: self.queue.batches = batch[ID] = self.queue.batches + 1
+    self.taint(Run(0, call.arg.name, batch, inputs))
+  def taint(self, run:Run):
+    for addr,taint in run.written():
+      if (a:=self.iface.live.find(addr)) is not None: a.tainted = taint if a.tainted in (0, taint) else BEYOND_REPAIR
 
   # *** waiting ***
 
@@ -605,10 +641,12 @@ class QCOMDevice(HCQ2Compiled):
   def _wait(self, timeline:int, timeout:int|None=None):
     run = next(r for r in self.inflight if r.timeline == timeline)
     limit, st, seen = (timeout or self.wait_timeout_ms) / 1000, time.perf_counter(), self.done[0]
-    while not self.iface.wait(run.fence, int(min(limit * 1000, 500))):
-      if seen != (seen:=self.done[0]): st = time.perf_counter()
+    patient = timeout is None and not getenv("HCQDEV_WAIT_TIMEOUT_MS", 0)
+    while not self.iface.wait(cast(int, run.fence), int(min(limit * 1000, 500))):
+      if seen != (seen:=self.done[0]) or (patient and self.iface.executing()): st = time.perf_counter()
       elif time.perf_counter() - st > limit:
-        raise QCOMError(f"{self.device} timed out after {limit*1e3:.0f} ms waiting for {run.name!r}: {self._progress(run)}")
+        raise QCOMError(f"{self.device} timed out after {limit*1e3:.0f} ms without progress, waiting for {run.name!r}: {self._progress(run)}. "
+                        "Do: wait again, raise HCQDEV_WAIT_TIMEOUT_MS, or give up what is in flight: Device['QCOM'].reopen()")
     if not self.retired(timeline) or run is self.inflight[-1]: self._check(run)
 
   def _progress(self, run:Run) -> str:
@@ -622,46 +660,65 @@ class QCOMDevice(HCQ2Compiled):
     if why is None: return
     lost, progress = next((r for r in self.inflight if not self.retired(r.timeline)), run), self._progress(run)
     for r in self.inflight:
-      if not self.iface.wait(r.fence, int(self.wait_timeout_ms)): continue
-      for addr,taint in r.written():
-        if (a:=self.iface.live.find(addr)) is not None: a.tainted = taint if a.tainted in (0, taint) else BEYOND_REPAIR
+      if self.iface.wait(cast(int, r.fence), int(self.wait_timeout_ms)): self.taint(r)
+    self.iface.recover()
     self.inflight.clear()
     self.prof_ents.clear()
     self.done[0] = self.queue.timeline & 0xffffffff
-    self.iface.recover()
-    raise QCOMError(f"{self.device} lost {lost.name!r}: {why}. {progress}. The device accepts new work; what was in flight must be computed again")
+    raise QCOMError(f"{self.device} lost {lost.name!r} while waiting for it: {why}. {progress}. The device accepts new work. "
+                    "Do: compute again what was in flight")
 
   def synchronize(self, timeout:int|None=None):
     self.iface.check_process()
     with self.iface.live.lock:
+      self.settle()
       if self.kept is not None: self.raise_kept()
       if self.inflight:
         self._wait(self.inflight[-1].timeline, timeout)
         self.inflight.clear()
       if self.prof_ents: self.collect_prof()
 
-  def drain(self):
-    """Waits like synchronize where nobody can be told of a failure, and keeps it for who waits next."""
-    try: self.synchronize()
+  @contextlib.contextmanager
+  def keeping(self):
+    """An error in here, where nobody can be told, is kept for who waits next."""
+    try: yield
     except QCOMError as e: self.kept = self.kept or e
+  def drain(self):
+    with self.keeping(): self.synchronize()
 
   def raise_kept(self):
     e, self.kept = self.kept, None
     raise cast(QCOMError, e)
 
-  def check_contents(self, addr:int):
-    if (a:=self.iface.live.find(addr)) is not None and a.tainted: raise self.iface.undefined(addr)
   def overwritten(self, addr:int, nbytes:int):
     if (a:=self.iface.live.find(addr)) is not None and a.start == addr and nbytes >= a.end - a.start: a.tainted = 0
+
+  def reopen(self):
+    """
+    Closes the device and opens it anew, after trouble that it does not get over. All buffers made before are gone: reading one, and running a capture
+    that knows one, raises QCOMError. Raises RuntimeError if the device does not open; it stays closed then, and may be reopened later.
+    """
+    with self.iface.live.lock:
+      self.iface.close()
+      for b in gc.get_objects():
+        if type(b) is HCQBuffer and b.owner is self: b.va_addr, b.view = LOST, None
+      for key in [k for k in runtime_cache if k[1] == self.device]: del runtime_cache[key]
+      for c in (hcq2.hcq_compile_cache, hcq2.link_buf_cache, hcq2.link_linear_cache, programs, self.bound, self.signals, self.allocator.cache,
+                self.allocator.slabs, self.inflight, self.prof_ents): c.clear() # type: ignore[attr-defined]
+      for k in ("done", "_scratch"): self.__dict__.pop(k, None)
+      self.kept, self.queue.error, self.queue.fence = None, 0, 0
+      self.iface = type(self.iface)(self, self.device_id)
+      self.done[0] = self.queue.timeline & 0xffffffff
 
   def finalize(self):
     if os.getpid() == self.iface.pid: super().finalize()
 
 class Run:
   """A batch that was submitted: its value of the device's timeline, the kernel's fence, and what it references."""
-  def __init__(self, timeline:int, fence:int, name:str, batch:memoryview, inputs:list[int]):
-    self.timeline, self.fence, self.name, self.batch, self.inputs, self.keep = timeline, fence, name, batch, inputs, None
+  def __init__(self, timeline:int, name:str, batch:memoryview, inputs:list[int], keep:Any=None):
+    self.timeline, self.name, self.batch, self.inputs, self.keep = timeline, name, batch, inputs, keep
+    self.fence:int|None = None
   def written(self) -> list[tuple[int, int]]:
     """Addresses the batch writes, and what taints them if it is lost: the batch can run again, but not on what it was already updating in place."""
-    refs, taint = to_mv(self.batch[BATCH.index("refs")], 16 * self.batch[NREFS]), self.batch[BATCH.index("id")] & 0xffffffff
+    refs, taint = to_mv(self.batch[BATCH.index("refs")], 16 * self.batch[NREFS]), self.batch[ID] & 0xffffffff
     return [(self.inputs[i] if f & 4 else addr, BEYOND_REPAIR if f & 1 else taint) for addr,i,f in struct.iter_unpack("<QII", refs) if f & 2]

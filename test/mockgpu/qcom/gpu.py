@@ -197,6 +197,10 @@ class VirtualGPU:
     """Something that changes as the CP moves along, as a kernel reads it while the GPU runs: the IBs and what is left of them."""
     return self._current, self.cp.ib, self.cp.pos
 
+  def executing(self) -> bool:
+    """Whether a job is running: the virtual GPU, which kills what hangs, may be slow but will end it."""
+    return self._current is not None
+
   def idle(self, timeout: float | None = None) -> bool:
     """Waits until nothing is queued or running."""
     self.poke()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 import array, bisect, contextlib, ctypes, errno, fcntl, functools, importlib, mmap, os, platform, struct, threading, time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from tinygrad.device import TinyELF
 from tinygrad.helpers import PROFILE, Target, disable_gc, getenv, round_up, unwrap
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 # An allocation born after a batch was linked is not what the batch was linked against, even at the same address: `birth` tells.
 SUBMIT_SRC = """typedef unsigned int u32; typedef unsigned long long u64;
 struct alloc { u64 start, end, base, birth, host; u32 handle, tainted, shared, pad; };
-struct ref { u64 addr; u32 input, flags; };           // flags: 1 = read before the batch writes it, 2 = written, 4 = address is inputs[input]
+struct ref { u64 addr; u32 input, flags; };           // flags: 1 = its contents matter, 2 = written, 4 = address is inputs[input], 8 = this capture's
 struct patch { u64 dst; u32 ref, pad; u64 addend; };  // *(u64*)(arena + dst) = address of ref + addend
 struct seg { u64 offset, size, refs, nrefs; };        // one IB: bytes in the arena, a slice of segrefs
 struct batch { u64 arena, refs, nrefs, patches, nstatic, npatches, segs, nsegs, segrefs, timeline_dst, last, birth, id; };
@@ -35,7 +36,8 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
   struct ref* refs = (struct ref*)b->refs; struct patch* ps = (struct patch*)b->patches;
   struct seg* segs = (struct seg*)b->segs; u32* segrefs = (u32*)b->segrefs, *marks = (u32*)q->marks;
   if (q->error) return q->error;
-  if (!b->birth) { b->birth = q->serial; b->id = ++q->batches; }
+  if (!b->birth) b->birth = q->serial;
+  if (!b->id) b->id = ++q->batches;
   for (u64 i = 0; i < b->nrefs; i++) {
     struct alloc* a = find(q, addr_of(q, &refs[i]));
     if (!a || a->birth > ((refs[i].flags & 4) ? q->serial : b->birth)) return fail(q, b, 1001, addr_of(q, &refs[i]), 0);
@@ -60,7 +62,7 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
   }
   for (u64 i = 0; i < b->nrefs; i++) {
     struct alloc* a = find(q, addr_of(q, &refs[i]));
-    if ((refs[i].flags & 2) && a->tainted == (u32)b->id) a->tainted = 0;
+    if ((refs[i].flags & 2) && (a->tainted == (u32)b->id || (refs[i].flags & 8))) a->tainted = 0;
   }
   b->last = ++q->timeline;
   return 0;
@@ -100,10 +102,22 @@ QUEUE = ("ioctl", "errno_fn", "flush", "fd", "request", "arg", "cmd", "allocs", 
 BATCH = ("arena", "refs", "nrefs", "patches", "nstatic", "npatches", "segs", "nsegs", "segrefs", "timeline_dst", "last", "birth", "id")
 U32 = ctypes.c_uint32
 ALLOC = (("start", U64), ("end", U64), ("base", U64), ("birth", U64), ("host", U64), ("handle", U32), ("tainted", U32), ("shared", U32), ("pad", U32))
-class Queue(ctypes.Structure): _fields_ = [(n, U64) for n in QUEUE]
+class Queue(ctypes.Structure): # of a device: it outlives an interface that is closed, since captures know its address
+  prog:Any
+  _fields_ = [(n, U64) for n in QUEUE]
 class Alloc(ctypes.Structure): _fields_ = list(ALLOC)
 DEAD = (1 << 64) - 1 # birth of an allocation that was freed but is kept for reuse
 BEYOND_REPAIR = 0xffffffff # tainted by more than a batch that can run again
+LOST = 1 << 63 # stands for the address of a buffer that never got any, or whose device was closed
+
+GONE = "see the kernel's log (dmesg), then open the device anew: Device['QCOM'].reopen()"
+REMEDY = {errno.EACCES: "join the node's group (render or video), or have the security policy (SELinux) allow it",
+  errno.ENOMEM: "free tensors, end other programs or add swap", errno.ENOSPC: "free tensors: all of them together have 4 GiB of GPU addresses",
+  errno.ENODEV: GONE, errno.ENXIO: GONE, errno.EIO: GONE, errno.EDEADLK: "compute again what was in flight: the context was replaced",
+  errno.EPROTO: "compute again what was in flight", errno.ETIMEDOUT: "try again; if it stays so the GPU hangs: " + GONE,
+  errno.EBUSY: "try again", errno.EMFILE: "close files or raise the limit of open files (ulimit -n)"}
+REMEDY[errno.EPERM] = REMEDY[errno.EACCES]
+UNEXPECTED = "report this with the kernel's log (dmesg): this runtime and the kernel disagree"
 
 class LiveAllocs:
   """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Guarded by `lock`, changed with the GC off."""
@@ -166,7 +180,8 @@ class QCOMIface:
 
   def __init__(self, dev:QCOMDevice, device_id:int):
     if device_id != 0: raise RuntimeError(f"{type(self).__name__}: there is one Adreno 630 per machine, device {device_id} does not exist")
-    self.dev, self.closed, self.pid, self.queue, self.maps = dev, False, os.getpid(), Queue(), dict[int, int]()
+    self.dev, self.closed, self.pid, self.queue = dev, False, os.getpid(), getattr(dev, "queue", None) or Queue()
+    self.maps, self.unfreed = dict[int, int](), list[Callable[[], Any]]()
     self.live, self.imports = LiveAllocs(self.queue), dict[int, DMABuf]()
     try:
       self._open()
@@ -191,7 +206,8 @@ class QCOMIface:
   def wait(self, fence:int, timeout_ms:int) -> bool: raise NotImplementedError
   def lost(self) -> str|None: raise NotImplementedError
   def recover(self): raise NotImplementedError
-  def _close(self): raise NotImplementedError
+  def _close_queue(self): raise NotImplementedError
+  def executing(self) -> bool: return False # kernels kill what runs for too long; only the virtual GPU may take its time
 
   def ioctl(self, req:str, doing:str, /, *args, **kwargs) -> Any:
     """Calls `req` of this kernel's API; a signal or a full queue retries. Raises QCOMError naming ioctl, errno and purpose, OSError as its cause."""
@@ -200,17 +216,17 @@ class QCOMIface:
       try: return getattr(self.api, self.prefix + req)(self.fd, *args, **kwargs)
       except OSError as e:
         if e.errno in self.retry: continue
-        raise QCOMError(f"{self.prefix}{req} failed while {doing}: {errname(e.errno)} ({os.strerror(unwrap(e.errno))}){self._hint(e.errno)}") from e
+        raise QCOMError(f"{self.prefix}{req} failed while {doing}: {self._explain(e.errno)}") from e
 
   def check_process(self):
-    if self.closed and not hasattr(self, "fd"): raise QCOMError("QCOM is closed")
+    if self.closed and not hasattr(self, "fd"): raise QCOMError("QCOM is closed. Do: Device['QCOM'].reopen()")
     if os.getpid() == self.pid: return
     raise QCOMError(f"QCOM was opened by process {self.pid}: process {os.getpid()}, a fork of it, can't use it. "
                     "Start workers with spawn, or open QCOM after the fork")
 
-  def _hint(self, err:int|None) -> str:
-    return f". {self.fd.path} opened but the ioctl is denied: check group (render or video) and security policy (SELinux)" \
-      if err in (errno.EACCES, errno.EPERM) else ""
+  remedy:dict[int, str] = {}
+  def _explain(self, err:int|None) -> str:
+    return f"{errname(err)} ({os.strerror(err or 0)}) of {self.fd.path}. Do: {(REMEDY | self.remedy).get(err or 0, UNEXPECTED)}"
 
   def alloc(self, size:int) -> HCQBuffer:
     """`size` bytes, zeroed, readable and writable by GPU and CPU. Raises MemoryError telling an exhausted address space from exhausted memory."""
@@ -222,9 +238,17 @@ class QCOMIface:
       if (err:=getattr(e.__cause__, "errno", None)) == errno.ENOSPC: raise MemoryError(f"the GPU's address space is full ({e})") from e
       if err == errno.ENOMEM: raise MemoryError(f"the kernel is out of memory ({e})") from e
       raise
-    except OSError as e: raise MemoryError(f"the process is out of memory or address space for the CPU's view ({e})") from e
+    except OSError as e:
+      raise MemoryError(f"mmap failed while mapping {size} bytes for the CPU, the process is out of memory: {self._explain(e.errno)}") from e
 
-  def free(self, buf:HCQBuffer): raise NotImplementedError
+  def free(self, buf:HCQBuffer): self.release(functools.partial(self._free, buf.meta))
+  def _free(self, bo:BO): raise NotImplementedError
+  def release(self, call:Callable[[], Any]):
+    """Makes `call`, once. What the kernel refuses to release is tried again with the next that goes."""
+    self.unfreed.append(call)
+    for c in list(self.unfreed):
+      c()
+      self.unfreed.remove(c)
 
   # *** memory of others
 
@@ -260,7 +284,7 @@ class QCOMIface:
       del self.imports[dmabuf.handle]
       self.live.remove(dmabuf.va)
       dmabuf.close()
-      self._drop(dmabuf.handle)
+      self.release(functools.partial(self._drop, dmabuf.handle))
 
   @contextlib.contextmanager
   def cpu_access(self, buf:HCQBuffer, write:bool):
@@ -295,7 +319,9 @@ class QCOMIface:
   def mapped(self, size:int, offset:int) -> int:
     self.maps[addr:=self.fd.mmap(0, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, offset)] = size
     return addr
-  def unmap(self, addr:int): self.io.munmap(addr, self.maps.pop(addr))
+  def unmap(self, bo:BO):
+    if bo.cpu: self.io.munmap(bo.cpu, self.maps.pop(bo.cpu))
+    bo.cpu = 0
 
   def link_submitter(self, arg:Any, cmd:Any, request:str, bo_flags:int=0):
     """Prepares the queue for the C submitter: `arg` is the ioctl's argument, `cmd` the one command it points to, both reused by every submit."""
@@ -307,7 +333,7 @@ class QCOMIface:
       src = src.replace(k, str(v))
     for typ in (type(arg), type(cmd)):
       for n,_,o,*_ in typ._real_fields_: src = src.replace(f"@{typ.__name__.removeprefix('struct_')}.{n}@", str(o))
-    if not hasattr(self, "prog"): self.prog = CPUProgram(Device["CPU"], TinyELF(compiler.compile_cached(src), "qcom_submit", Target(), ()))
+    if not hasattr(q, "prog"): q.prog = CPUProgram(Device["CPU"], TinyELF(compiler.compile_cached(src), "qcom_submit", Target(), ()))
     q.flush = self.flush_pointer()
     q.ioctl, q.errno_fn = self.io_pointer(), unwrap(ctypes.cast(getattr(libc.dll, "__errno_location"), ctypes.c_void_p).value)
     q.fd, q.arg, q.cmd, q.request = self.fd.fd, ctypes.addressof(arg), ctypes.addressof(cmd), ioctl_request(getattr(self.api, self.prefix + request))
@@ -315,17 +341,20 @@ class QCOMIface:
 
   def io_pointer(self) -> int: return unwrap(ctypes.cast(libc.dll.ioctl, ctypes.c_void_p).value)
 
-  def submit_error(self) -> QCOMError:
-    """The failure the submitter kept, in words. The device accepts work again after this."""
+  def submit_error(self, name:str) -> QCOMError:
+    """The failure of batch `name` that the submitter kept, in words. The device accepts work again after this."""
     err, arg = self.queue.error, self.queue.error_arg
     self.queue.error = 0
-    if err == 1001: return QCOMError(f"a replay references {arg:#x}, which is not allocated (was a buffer freed and used again?): capture it again")
-    if err == 1002: return self.undefined(arg)
-    return QCOMError(f"{self.prefix}{self.submit_name} rejected IB {arg} of the batch: {errname(err)} ({os.strerror(err)}){self._hint(err)}")
+    if err == 1001 and arg < LOST:
+      return QCOMError(f"{name!r} references {arg:#x}, which is not allocated: a buffer was freed, or the device reopened, since it was captured. "
+                       "Do: capture it again (TinyJit.reset)")
+    if err in (1001, 1002): return self.undefined(arg)
+    return QCOMError(f"{self.prefix}{self.submit_name} rejected IB {arg} of {name!r}, after fence {self.queue.fence}: {self._explain(err)}")
   submit_name = ""
   def undefined(self, addr:int) -> QCOMError:
-    return QCOMError(f"the buffer at {addr:#x} was to be written by a submit that failed, its contents are undefined: "
-                     "run what writes it again, or copy it again")
+    if addr >= LOST: return QCOMError("a buffer has no contents: what should have written it failed, or the device was reopened. Do: make it anew")
+    return QCOMError(f"the buffer at {addr:#x} was to be written by a submit that failed, its contents are undefined. "
+                     "Do: run what writes it again, or copy it again")
 
   def close(self):
     """Releases queue, handles, mappings and fd. Idempotent, works on a half-opened interface, leaves the parent's device alone in a forked child."""
@@ -333,14 +362,15 @@ class QCOMIface:
     self.closed = True
     if os.getpid() != self.pid: return
     for dmabuf in self.imports.values(): dmabuf.close()
-    self._close()
-    for addr in list(self.maps): self.unmap(addr)
+    if hasattr(self, "fd"):
+      with contextlib.suppress(QCOMError): self._close_queue() # closing the node, which cannot fail, releases it too
+      self.fd.__del__()                                        # now: the traceback of a failed open may hold on to the file
+      del self.fd.fd, self.fd
+    for addr in list(self.maps): self.io.munmap(addr, self.maps.pop(addr))
   def device_fini(self): self.close()
-  def _close_node(self): # now: the traceback of a failed open may hold on to the file
-    self.fd.__del__()
-    del self.fd.fd, self.fd
 
-def errname(err:int|None) -> str: return errno.errorcode.get(err or 0, str(err))
+ERRNAMES = {v:k for k,v in vars(errno).items() if k[0] == "E" and k not in ("EDEADLOCK", "EWOULDBLOCK", "ENOTSUP")}
+def errname(err:int|None) -> str: return ERRNAMES.get(err or 0, str(err))
 def ioctl_request(fn:functools.partial) -> int:
   idir, base, nr, st = fn.args
   return (idir << 30) | (ctypes.sizeof(st) << 16) | (base << 8) | nr
@@ -400,9 +430,7 @@ class MSMIface(QCOMIface):
 
   def _open_queue(self):
     levels = self.param("PRIORITIES")
-    # the least important level: a compositor shares the ring. QCOM_PRIORITY keeps its KGSL meaning, 1 (most important) to 15
-    prio = min(levels - 1, (getenv("QCOM_PRIORITY", 15) - 1) * levels // 15)
-    self.queue_id = self.ioctl("MSM_SUBMITQUEUE_NEW", "creating the submit queue", prio=max(0, prio)).id
+    self.queue_id = self.ioctl("MSM_SUBMITQUEUE_NEW", "creating the submit queue", prio=(priority() - 1) * levels // 15).id
     self.faults = self._faults()
     cmd = msm_drm.struct_drm_msm_gem_submit_cmd(type=msm_drm.MSM_SUBMIT_CMD_BUF)
     arg = msm_drm.struct_drm_msm_gem_submit(nr_cmds=1, cmds=ctypes.addressof(cmd), queueid=self.queue_id)
@@ -411,9 +439,7 @@ class MSMIface(QCOMIface):
   def param(self, name:str) -> int:
     return self.ioctl("MSM_GET_PARAM", f"reading {name}", pipe=msm_drm.MSM_PIPE_3D0, param=getattr(msm_drm, f"MSM_PARAM_{name}")).value
 
-  def _hint(self, err:int|None) -> str:
-    if err == errno.ENXIO: return f". {self.fd.path} has no GPU bound: are a630_sqe.fw, a630_gmu.bin and the zap shader installed?"
-    return super()._hint(err)
+  remedy = {errno.ENXIO: "no GPU is bound: install a630_sqe.fw, a630_gmu.bin and the zap shader"}
 
   def _alloc(self, size:int) -> HCQBuffer:
     if size >= 1 << 32: raise MemoryError(f"{size} bytes don't fit the 4 GiB address space of an Adreno 630")
@@ -426,9 +452,9 @@ class MSMIface(QCOMIface):
       raise
     return HCQBuffer(iova, size, meta=BO(h, cpu, size), view=MMIOInterface(cpu, size, fmt='B'), owner=self.dev)
 
-  def free(self, buf:HCQBuffer):
-    self.unmap(buf.meta.cpu)
-    self.ioctl("GEM_CLOSE", "freeing a buffer", handle=buf.meta.handle)
+  def _free(self, bo:BO):
+    self.unmap(bo)
+    self.ioctl("GEM_CLOSE", f"freeing {bo.size} bytes", handle=bo.handle)
 
   def map_host(self, ptr:int, size:int) -> HCQBuffer:
     raise QCOMError(f"MSM can't map host memory ({ptr:#x}, {size} bytes): the kernel has no user pointers. Copy it into a tensor, or pass the "
@@ -466,10 +492,13 @@ class MSMIface(QCOMIface):
 
   def recover(self): pass # a legacy address space and its queues survive a hang recovery
 
-  def _close(self):
-    if not hasattr(self, "fd"): return
+  def _close_queue(self):
     if hasattr(self, "queue_id"): self.ioctl("MSM_SUBMITQUEUE_CLOSE", "closing the submit queue", self.queue_id)
-    self._close_node()
+
+def priority() -> int:
+  """QCOM_PRIORITY in KGSL's terms: 1, most important, to 15, the default, since a compositor shares the ring. Raises RuntimeError for others."""
+  if 1 <= (prio:=getenv("QCOM_PRIORITY", 15)) <= 15: return prio
+  raise RuntimeError(f"QCOM_PRIORITY={prio} is not a priority. Do: choose 1 (most important) to 15 (least, the default)")
 
 def kgsl_flag(name:str, val:int) -> int: return (val << getattr(kgsl, f"{name}_SHIFT")) & getattr(kgsl, f"{name}_MASK")
 
@@ -477,7 +506,8 @@ class KGSLIface(QCOMIface):
   """Downstream Linux (msm-4.9 to 5.4), drivers/gpu/msm/kgsl. Every mapped buffer is visible to every submit, at its CPU address."""
   api, prefix, submit_name, node = kgsl, "IOCTL_KGSL_", "GPU_COMMAND", "/dev/kgsl-3d0"
   renderers = [QCOMCLRenderer, IR3Renderer] if ARM64 else [IR3Renderer, QCOMCLRenderer] # the vendor's compiler is an arm64 library
-  dump = "/sys/class/kgsl/kgsl-3d0/snapshot (root)"
+  dump, dead = "/sys/class/kgsl/kgsl-3d0/snapshot (root)", "" # dead: what told that the context was invalidated
+  INVALID = "IOCTL_KGSL_%s gave %s: the context was invalidated"
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
   AT(u64, q->cmd, @kgsl_command_object.gpuaddr@) = addr; AT(u64, q->cmd, @kgsl_command_object.size@) = size;
   int err = do_ioctl(q);
@@ -497,7 +527,7 @@ class KGSLIface(QCOMIface):
 
   def _open_queue(self):
     flags = kgsl.KGSL_CONTEXT_PREAMBLE | kgsl.KGSL_CONTEXT_PWR_CONSTRAINT | kgsl.KGSL_CONTEXT_NO_FAULT_TOLERANCE | kgsl.KGSL_CONTEXT_NO_GMEM_ALLOC \
-      | kgsl_flag("KGSL_CONTEXT_PRIORITY", getenv("QCOM_PRIORITY", 15)) \
+      | kgsl_flag("KGSL_CONTEXT_PRIORITY", priority()) \
       | kgsl_flag("KGSL_CONTEXT_PREEMPT_STYLE", kgsl.KGSL_CONTEXT_PREEMPT_STYLE_FINEGRAIN)
     self.ctx = self.ioctl("DRAWCTXT_CREATE", "creating the context", flags=flags).drawctxt_id
     level = ctypes.c_uint32(kgsl.KGSL_CONSTRAINT_PWR_MAX)
@@ -516,9 +546,10 @@ class KGSLIface(QCOMIface):
       raise
     return HCQBuffer(va, size, meta=BO(obj.id, va, obj.mmapsize), view=MMIOInterface(va, size, fmt='B'), owner=self.dev)
 
-  def free(self, buf:HCQBuffer):
-    self.ioctl("GPUOBJ_FREE", "freeing a buffer", id=buf.meta.handle)
-    self.unmap(buf.meta.cpu)
+  remedy = {errno.ENOSPC: "end other programs that use the GPU: there is no room for another context"}
+  def _free(self, bo:BO):
+    self.ioctl("GPUOBJ_FREE", f"freeing {bo.size} bytes", id=bo.handle)
+    self.unmap(bo)
 
   def map_host(self, ptr:int, size:int) -> HCQBuffer:
     """Maps caller-owned memory. KGSL does not keep it coherent: every submit that uses it flushes it first. KGSL's own memory is mapped already."""
@@ -535,7 +566,7 @@ class KGSLIface(QCOMIface):
   def unmap_host(self, buf:HCQBuffer):
     if buf.meta.va is None: return
     self.live.remove(int(buf.va_addr))
-    self.ioctl("SHAREDMEM_FREE", "unmapping host memory", gpuaddr=buf.meta.va)
+    self.release(lambda: self.ioctl("SHAREDMEM_FREE", f"unmapping {buf.size} bytes of host memory", gpuaddr=buf.meta.va))
 
   def _import(self, fd:int) -> tuple[int, int|None]:
     what, priv = f"importing file descriptor {fd}", ctypes.c_int32(fd)
@@ -551,26 +582,34 @@ class KGSLIface(QCOMIface):
     except QCOMError as e:
       if (err:=getattr(e.__cause__, "errno", None)) == errno.ETIMEDOUT: return False
       if err not in (errno.EDEADLK, errno.ENOENT): raise
+      self.dead = self.INVALID % ("DEVICE_WAITTIMESTAMP_CTXTID", errname(err))
     return True
 
   def lost(self) -> str|None:
     """Why submits since the last call may not have run, if so."""
     stat = ctypes.c_uint32(self.ctx)
     self.ioctl("DEVICE_GETPROPERTY", "reading the reset status", type=kgsl.KGSL_PROP_GPU_RESET_STAT, value=ctypes.addressof(stat), sizebytes=4)
-    return None if stat.value == kgsl.KGSL_CTX_STAT_NO_ERROR else kgsl.enum_kgsl_ctx_reset_stat.get(stat.value, f"reset status {stat.value}")
+    if stat.value == kgsl.KGSL_CTX_STAT_NO_ERROR: return self.dead or None
+    return kgsl.enum_kgsl_ctx_reset_stat.get(stat.value, f"reset status {stat.value}")
 
   def recover(self):
     """A context that faulted never comes back; memory belongs to the process and stays."""
     self.ioctl("DRAWCTXT_DESTROY", "dropping the lost context", drawctxt_id=self.ctx)
     del self.ctx
-    self.queue.fence = 0 # timestamps are a context's
     self._open_queue()
+    self.queue.fence, self.dead = 0, "" # timestamps are a context's
 
-  def _close(self):
-    if not hasattr(self, "fd"): return
+  def submit_error(self, name:str) -> QCOMError:
+    if (err:=self.queue.error) in (errno.EDEADLK, errno.ENOENT): self.dead = self.INVALID % ("GPU_COMMAND", errname(err))
+    e = super().submit_error(name)
+    if err == errno.EPROTO: # an earlier one faulted; this one is queued all the same, without its timestamp being told
+      self.queue.fence = self.ioctl("CMDSTREAM_READTIMESTAMP_CTXTID", "looking for what is queued", context_id=self.ctx,
+                                    type=kgsl.KGSL_TIMESTAMP_QUEUED).timestamp
+    return e
+
+  def _close_queue(self):
     if PROFILE: self.set_idle_timer(10)
     if hasattr(self, "ctx"): self.ioctl("DRAWCTXT_DESTROY", "closing the context", drawctxt_id=self.ctx)
-    self._close_node()
 
 @functools.cache
 def flush_dcache() -> CPUProgram:
@@ -593,6 +632,7 @@ def _mock(iface:type[QCOMIface]) -> type[QCOMIface]:
     def io_pointer(self) -> int: return self.virtual.ioctl_pointer()
     def flush_pointer(self) -> int: return self.virtual.flush_pointer() if issubclass(iface, KGSLIface) else 0
     def dmabuf_sync(self, fd:int, flags:int): self.virtual.dmabuf_sync(fd, flags)
+    def executing(self) -> bool: return self.virtual.current().gpu.executing()
   return type(f"MOCK{iface.__name__}", (Mock,), {})
 
 ifaces = [MSMIface, KGSLIface, _mock(MSMIface), _mock(KGSLIface)]
