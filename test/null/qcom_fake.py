@@ -38,7 +38,7 @@ class FakeKernel:
     self.submits: list[Submit] = []
     self.calls: list[int] = []
     self.fail: dict[int, list[int]] = {}   # ioctl nr -> errnos of the next calls
-    self.next_iova, self.fence, self.faults = IOVA, 0, 0
+    self.next_iova, self.fence, self.faults, self.hang = IOVA, 0, 0, False # hang: submits are killed, their fences signal all the same
     self.open_files, self.closed = 0, 0
     self._ids = itertools.count(1)
 
@@ -92,7 +92,8 @@ class FakeKernel:
     code = ctypes.string_at(ib.cpu + offset, size)
     self.submits.append(Submit(u32(0), bos, (typ, idx, offset, size), code,
                                {h: ctypes.string_at(self.bos[h].cpu, self.bos[h].size) for _, h in bos}, bytes(data)))
-    for p in packets(code):
+    self.faults += self.hang
+    for p in packets(code) if not self.hang else ():
       if p.opcode == 0x46 and len(p.args) == 4 and p.args[0] & 0xff == EV_CACHE_FLUSH_TS:
         addr = p.args[1] | p.args[2] << 32
         b = self.at(addr)

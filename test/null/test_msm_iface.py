@@ -7,6 +7,7 @@ from test.null.qcom_fake import GEM_CLOSE, GEM_INFO, GEM_NEW, SUBMIT, WAIT_FENCE
 from test.qcom_open import opened
 from tinygrad import Tensor, TinyJit, UOp, Variable, dtypes
 from tinygrad.device import Buffer
+from tinygrad.engine import realize
 from tinygrad.helpers import Context
 from tinygrad.runtime import ops_qcom
 from tinygrad.runtime.support.qcom_iface import QCOMError
@@ -230,10 +231,37 @@ def test_the_first_half_of_a_failed_batch_is_waited_for(qcom, monkeypatch):
   assert qcom.calls.count(WAIT_FENCE) > waits
   run(qcom, f, x)
 
-def test_a_hang_is_seen_though_the_fence_signals(qcom):
-  a = real()
+@pytest.mark.parametrize("later", [False, True], ids=["the last submit", "one before the last"])
+def test_a_hang_is_seen_though_the_fence_signals(qcom, later):
+  a, b = real(), real()
+  qcom.hang = True
   out = (a + 1).realize()
-  qcom.faults += 1
+  qcom.hang = False
+  if later: (b * 3).realize()
   with pytest.raises(QCOMError, match="lost.*hang recovery"): out.numpy()
   with pytest.raises(QCOMError, match="undefined"): out.numpy()
   (a + 2).realize().numpy()
+
+def test_a_submit_that_signalled_is_not_asked_about(qcom):
+  a = real()
+  (a + 1).realize()
+  qcom.dev.synchronize()
+  qcom.calls.clear()
+  (a + 1).realize()
+  qcom.dev.synchronize()
+  assert [c for c in qcom.calls if c != GEM_NEW and c != GEM_INFO] == [SUBMIT, WAIT_FENCE]
+
+def test_an_eager_launch_is_compiled_once(qcom, monkeypatch):
+  compiled, real_compile = [], realize.compile_calls
+  monkeypatch.setattr(realize, "compile_calls", lambda *args: compiled.append(args) or real_compile(*args))
+  def launches(*args: Tensor) -> int:
+    compiled.clear()
+    (args[0] * args[1] + 7).realize()
+    return len(compiled)
+  a, b, c = real(), real(), real()
+  launches(a, b)
+  assert [launches(*x) for x in ((a, b), (b, a), (c, b), (real(), real()))] == [0] * 4
+  assert [launches(a, a), launches(b, b)] == [1, 0], "one buffer at both places is another kernel"
+  with Context(NOLOCALS=1): assert [launches(a, b), launches(a, c)] == [1, 0]
+  with Context(DEBUG=2): assert [launches(a, b), launches(a, c)] == [1, 0], "timestamps are part of what is compiled"
+  assert launches(a, b) == 0

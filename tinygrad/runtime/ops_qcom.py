@@ -340,7 +340,7 @@ class Encoder:
   def tables(self) -> tuple[bytes, dict[str, int], list[tuple[int, Any]]]:
     """Contents of the tables, the fields of the batch in them (offsets for pointers), and the addresses to be written into `refs` once known."""
     resolved = [(0, None) if b is None else self.resolve(b) for b in self.refs]
-    refs = b"".join(struct.pack("<QII", 0, slot or 0, f | (4 if slot is not None else 0)) for f,(_,slot) in zip(self.flags, resolved))
+    refs = b"".join(struct.pack("<QIIQ", 0, slot or 0, f | (4 if slot is not None else 0), 0) for f,(_,slot) in zip(self.flags, resolved))
     patches = sorted(self.patches, key=lambda p: resolved[p[1]][1] is not None)
     nstatic = sum(resolved[p[1]][1] is None for p in patches)
     offs = list(itertools.accumulate([len(refs), 24 * len(patches), 32 * len(self.segs)]))
@@ -350,9 +350,11 @@ class Encoder:
                             *(struct.pack(f"<{len(r)}I", *r) for _,_,r in self.segs)])
     fields = {"refs": 0, "nrefs": len(self.refs), "patches": offs[0], "nstatic": nstatic, "npatches": len(patches), "segs": offs[1],
               "nsegs": len(self.segs), "segrefs": offs[2], "timeline_dst": self.timeline_dst}
-    return blob + bytes(-len(blob) % 8), fields, [(16 * i, addr) for i,(addr,slot) in enumerate(resolved) if slot is None and i]
+    return blob + bytes(-len(blob) % 8), fields, [(REF_BYTES * i, addr) for i,(addr,slot) in enumerate(resolved) if slot is None and i]
 
-LAST, NREFS, ID, TABLE_POINTERS = BATCH.index("last"), BATCH.index("nrefs"), BATCH.index("id"), ("refs", "patches", "segs", "segrefs")
+REF_BYTES = 24
+LAST, NREFS, NSEGS, ID = (BATCH.index(n) for n in ("last", "nrefs", "nsegs", "id"))
+TABLE_POINTERS = ("refs", "patches", "segs", "segrefs")
 
 def view_base(u:UOp) -> tuple[UOp, int]:
   """The buffer under a contiguous view, and the view's offset in bytes."""
@@ -656,6 +658,7 @@ class QCOMDevice(HCQ2Compiled):
 
   def _check(self, run:Run):
     """All in flight is over: was all of it done? Nothing that a lost submit should have written may be taken for its result."""
+    if len(self.inflight) == 1 and run.batch[NSEGS] == 1 and self.retired(run.timeline): return # it has signalled, nothing else could be lost
     if (why:=self.iface.lost()) is None and not self.retired(self.inflight[-1].timeline): why = "it retired without running to its end"
     if why is None: return
     lost, progress = next((r for r in self.inflight if not self.retired(r.timeline)), run), self._progress(run)
@@ -720,5 +723,5 @@ class Run:
     self.fence:int|None = None
   def written(self) -> list[tuple[int, int]]:
     """Addresses the batch writes, and what taints them if it is lost: the batch can run again, but not on what it was already updating in place."""
-    refs, taint = to_mv(self.batch[BATCH.index("refs")], 16 * self.batch[NREFS]), self.batch[ID] & 0xffffffff
-    return [(self.inputs[i] if f & 4 else addr, BEYOND_REPAIR if f & 1 else taint) for addr,i,f in struct.iter_unpack("<QII", refs) if f & 2]
+    refs, taint = to_mv(self.batch[BATCH.index("refs")], REF_BYTES * self.batch[NREFS]), self.batch[ID] & 0xffffffff
+    return [(self.inputs[i] if f & 4 else addr, BEYOND_REPAIR if f & 1 else taint) for addr,i,f,_ in struct.iter_unpack("<QIIQ", refs) if f & 2]

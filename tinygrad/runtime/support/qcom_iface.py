@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 # An allocation born after a batch was linked is not what the batch was linked against, even at the same address: `birth` tells.
 SUBMIT_SRC = """typedef unsigned int u32; typedef unsigned long long u64;
 struct alloc { u64 start, end, base, birth, host; u32 handle, tainted, shared, pad; };
-struct ref { u64 addr; u32 input, flags; };           // flags: 1 = its contents matter, 2 = written, 4 = address is inputs[input], 8 = this capture's
+struct ref { u64 addr; u32 input, flags; u64 seen; };
+// flags of a ref: 1 = its contents matter, 2 = written, 4 = address is inputs[input], 8 = this capture's. seen: where its allocation was last time
 struct patch { u64 dst; u32 ref, pad; u64 addend; };  // *(u64*)(arena + dst) = address of ref + addend
 struct seg { u64 offset, size, refs, nrefs; };        // one IB: bytes in the arena, a slice of segrefs
 struct batch { u64 arena, refs, nrefs, patches, nstatic, npatches, segs, nsegs, segrefs, timeline_dst, last, birth, id; };
@@ -27,6 +28,7 @@ struct queue { u64 ioctl, errno_fn, flush, fd, request, arg, cmd, allocs, nalloc
   u64 timeline, fence, error, error_arg, submits, batches; };
 #define AT(T, base, off) (*(T*)((char*)(base) + (off)))
 static struct alloc* find(struct queue* q, u64 addr);
+static struct alloc* alloc_of(struct queue* q, struct ref* r);
 static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared);
 static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg, u32 begun);
 static u64 addr_of(struct queue* q, struct ref* r) { return (r->flags & 4) ? ((u64*)q->inputs)[r->input] : r->addr; }
@@ -39,7 +41,7 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
   if (!b->birth) b->birth = q->serial;
   if (!b->id) b->id = ++q->batches;
   for (u64 i = 0; i < b->nrefs; i++) {
-    struct alloc* a = find(q, addr_of(q, &refs[i]));
+    struct alloc* a = alloc_of(q, &refs[i]);
     if (!a || a->birth > ((refs[i].flags & 4) ? q->serial : b->birth)) return fail(q, b, 1001, addr_of(q, &refs[i]), 0);
     if (a->tainted && (refs[i].flags & 1) && a->tainted != (u32)b->id) return fail(q, b, 1002, addr_of(q, &refs[i]), 0);
     // the GPU doesn't snoop: what the CPU wrote must be in memory, and no dirty line may land on what the GPU is going to write
@@ -49,10 +51,10 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
   AT(u32, b->arena, b->timeline_dst) = (u32)(q->timeline + 1);
   __sync_synchronize();
   for (u64 s = 0; s < b->nsegs; s++) {
-    u32 n = 0, shared = 0; struct alloc* ib = find(q, refs[0].addr);
+    u32 n = 0, shared = 0; struct alloc* ib = alloc_of(q, &refs[0]);
     q->submits++;
     for (u64 i = 0; i < segs[s].nrefs; i++) {
-      struct alloc* a = find(q, addr_of(q, &refs[segrefs[segs[s].refs + i]]));
+      struct alloc* a = alloc_of(q, &refs[segrefs[segs[s].refs + i]]);
       if (marks[a->handle] == (u32)q->submits) continue;  // another allocation in the same BO
       marks[a->handle] = (u32)q->submits; shared |= a->shared;
       ((u64*)q->bos)[2*n] = BO_FLAGS | (u64)a->handle << 32; ((u64*)q->bos)[2*n+1] = 0; n++;
@@ -61,7 +63,7 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
     if (err) return fail(q, b, (u64)err, s, s > 0);
   }
   for (u64 i = 0; i < b->nrefs; i++) {
-    struct alloc* a = find(q, addr_of(q, &refs[i]));
+    struct alloc* a = alloc_of(q, &refs[i]);
     if ((refs[i].flags & 2) && (a->tainted == (u32)b->id || (refs[i].flags & 8))) a->tainted = 0;
   }
   b->last = ++q->timeline;
@@ -72,12 +74,20 @@ static struct alloc* find(struct queue* q, u64 addr) {
   while (lo < hi) { u64 mid = (lo + hi) / 2; if (a[mid].start <= addr) lo = mid + 1; else hi = mid; }
   return lo && addr < a[lo-1].end ? &a[lo-1] : 0;
 }
+// a batch refers to many buffers that stay where they are: look there first
+static struct alloc* alloc_of(struct queue* q, struct ref* r) {
+  struct alloc* a = (struct alloc*)q->allocs; u64 addr = addr_of(q, r);
+  if (r->seen < q->nallocs && a[r->seen].start <= addr && addr < a[r->seen].end) return &a[r->seen];
+  struct alloc* ret = find(q, addr);
+  if (ret) r->seen = (u64)(ret - a);
+  return ret;
+}
 // Nothing that this batch should have written may be taken for its result until the batch runs again: others may write a part of it only.
 // If it was begun, what it reads and writes is beyond repair.
 static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg, u32 begun) {
   struct ref* refs = (struct ref*)b->refs;
   for (u64 i = 0; i < b->nrefs; i++) {
-    struct alloc* a = find(q, addr_of(q, &refs[i])); u32 id = begun && (refs[i].flags & 1) ? BEYOND_REPAIR : (u32)b->id;
+    struct alloc* a = alloc_of(q, &refs[i]); u32 id = begun && (refs[i].flags & 1) ? BEYOND_REPAIR : (u32)b->id;
     if (a && (refs[i].flags & 2)) a->tainted = !a->tainted || a->tainted == id ? id : BEYOND_REPAIR;
   }
   q->error_arg = arg;
