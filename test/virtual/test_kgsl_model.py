@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 import pytest
+from hypothesis import given, settings, strategies as st
 from test.mockgpu import qcom
 from test.mockgpu.qcom import kgsl
 from test.mockgpu.qcom.gpu import FaultRecord
@@ -123,6 +124,8 @@ RULES = [
   R("check_vma", "read-only memory, GPUREADONLY", lambda c: user_mem(c, hostptr=c.host(prot=mmap.PROT_READ), flags=READONLY) and 0),
   R("kgsl_setup_dmabuf_useraddr", "own memory is EFAULT", lambda c: user_mem(c, hostptr=c.ib), errno.EFAULT),
   R("kgsl_ioctl_map_user_mem", "address of its own", lambda c: user_mem(c, hostptr=c.host()).gpuaddr, VA),
+  R("kgsl_ioctl_map_user_mem", "ION is a dma-buf by descriptor", lambda c: user_mem(c, memtype=3, fd=heap_fd(c)).gpuaddr, VA),
+  R("kgsl_ioctl_map_user_mem", "ION, no dma-buf", lambda c: user_mem(c, memtype=3, fd=c.file.fd), errno.EINVAL),
   R("kgsl_ioctl_gpuobj_import", "struct length", lambda c: import_fd(c, 3, priv_len=8), errno.EINVAL),
   R("kgsl_ioctl_gpuobj_import", "struct pointer", lambda c: import_fd(c, 3, priv=16), errno.EFAULT),
   R("kgsl_ioctl_gpuobj_import", "negative descriptor", lambda c: import_fd(c, -1), errno.EINVAL),
@@ -213,6 +216,31 @@ def test_rule(rule: Rule) -> None:
     except OSError as e: got = e.errno
     if rule.want == 0 and not isinstance(got, int): got = 0
     assert got == rule.want, f"{rule.source}: {rule.what}; the model logged {list(c.machine.dmesg)[-1:]}"
+  finally: c.close()
+
+# *** the order of checks
+
+# In the order of kgsl_ioctl_gpu_command and adreno_dispatcher_queue_cmds: errno, and what it changes
+DEFECTS: dict[str, tuple[int, Callable[[Any, dict[str, Any]], Any]]] = {
+  "too many": (errno.EINVAL, lambda c, s: s.update(numsyncs=33, synclist=16, syncsize=24)),
+  "context": (errno.EINVAL, lambda c, s: s.update(context_id=99)),
+  "syncs": (errno.EFAULT, lambda c, s: s.update(numsyncs=s.get("numsyncs", 1), synclist=16, syncsize=24)),
+  "IB flags": (errno.EINVAL, lambda c, s: s.update(ib_flags=8)),
+  "objects": (errno.EFAULT, lambda c, s: s.update(objlist=16, objsize=32, numobjs=1)),
+  "invalid context": (errno.EDEADLK, lambda c, s: fault(c, 4)),
+  "IB size": (errno.EINVAL, lambda c, s: s.update(ibs=[(c.ib, 0)])),
+}
+
+@settings(max_examples=80, deadline=None)
+@given(wrong=st.sets(st.sampled_from(sorted(DEFECTS)), min_size=1, max_size=4))
+def test_the_first_of_several_wrong_things_is_reported(wrong: set[str]) -> None:
+  c = Client(*boot())
+  try:
+    s: dict[str, Any] = {"ibs": [(c.ib, 16)]}
+    for name in sorted(wrong, reverse=True): DEFECTS[name][1](c, s)      # "too many" before "syncs"
+    first = next(name for name in DEFECTS if name in wrong)
+    got = errno_of(lambda: c.command(c.ctx, s.pop("ibs"), **s))
+    assert got == DEFECTS[first][0], f"{sorted(wrong)}: {first} comes first; {list(c.machine.dmesg)[-1:]}"
   finally: c.close()
 
 # *** dispatch and memory

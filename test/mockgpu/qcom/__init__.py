@@ -98,8 +98,9 @@ class VirtualMachine:
     else: mem.release()
 
   def take_pages(self, size: int) -> None:
-    """ENOMEM when the machine's memory limit would be passed."""
+    """ENOMEM when the machine's memory limit would be passed, also after MSM's shrinker took what it may."""
     limit = self.config.memory
+    if limit is not None and self.pages + size > limit: self.msm.shrink()
     if limit is not None and self.pages + size > limit: raise error(errno.ENOMEM, f"{size} more bytes, {self.pages} of {limit} are used")
     self.pages += size
 
