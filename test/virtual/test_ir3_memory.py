@@ -129,7 +129,8 @@ def test_constant_buffers_by_immediate_and_register():
     assert got[lane].tolist() == [*(d[4 * lane + 2:4 * lane + 4].tolist() if lane < size else [0, 0]), *data[1][13:15].tolist()]
   assert fault("ldc.offset0.1.imm r4.x, 0, 2\nend", ubos=[ubo(a, 4)]).kind == "out_of_bounds"
 
-@pytest.mark.parametrize("t,shift,off", [(t, s, o) for t in ("u32", "u16", "u8", "f32", "s16") for s in ((0, 1, 2, 3) if t != "u8" else (0,))
+@pytest.mark.parametrize("t,shift,off", [(t, s, o) for t in ("u32", "s32", "f32", "u16", "s16", "f16", "u8") for s in ((0, 1, 2, 3) if t != "u8"
+    else (0,))
                                          for o in (0, 3)])
 def test_indexed_addresses(t, shift, off):
   """ldg.a and stg.a: base + (((index << shift) + offset) << log2 size), the index unsigned, without wrapping at 32 bits."""
@@ -156,21 +157,22 @@ def test_indexed_addresses(t, shift, off):
               mem=mem, consts=(*words(src), 0x80000001, 0), local=(1, 1, 1))
     assert (f.kind, f.address) == ("unmapped", src + (0x80000001 << 2))
 
-def test_programs_write_constants():
+@pytest.mark.parametrize("t", ("u32", "s32", "f32"))
+def test_programs_write_constants(t):
   """stc, ldg.k and ldc.k, with and without a1.x; later reads, also indexed and narrowed ones, see them."""
   mem = Memory()
   src, dst = mem.alloc(4096), mem.alloc(64 * 16)
   data = np.random.default_rng(3).integers(0, 1 << 32, 256, dtype=np.uint32)
   mem.view(src, 1024).view(np.uint32)[:] = data
   for order in ("forward", "reversed"):
-    launch("mov.u32u32 r2.x, 11\nmov.u32u32 r2.y, 22\nmov.u32u32 r6.x, c0.z\nmov.u32u32 r6.y, c0.w\nshps #8\nstc.u32 c[32], r2.x, 2\nmova1 a1.x, 40\n"
-           "stc.u32 c[a1.x+4], r2.x, 1\nldg.k.u32 c[48], g[r6.x+8], 4\nldg.k.u32 c[a1.x+20], g[r6.x], 1\nmova1 a1.x, 64\nldc.2.k.imm c[a1.x], 5, 0\n"
-           "shpe\nadd.u r4.x, c8.x, c8.y\nadd.u r4.y, c11.x, c12.z\nmov.u32u32 r4.z, c15.x\nmov.s16s16 hr1.x, 71\nmova a0.x, hr1.x\n"
+    launch(f"mov.u32u32 r2.x, 11\nmov.u32u32 r2.y, 22\nmov.u32u32 r6.x, c0.z\nmov.u32u32 r6.y, c0.w\nshps #8\nstc.{t} c[32], r2.x, 2\n"
+           f"mova1 a1.x, 40\nstc.{t} c[a1.x+4], r2.x, 1\nldg.k.{t} c[48], g[r6.x+8], 4\nldg.k.{t} c[a1.x+20], g[r6.x], 1\nmova1 a1.x, 64\n"
+           "ldc.2.k.imm c[a1.x], 5, 0\nshpe\nadd.u r4.x, c8.x, c8.y\nadd.u r4.y, c11.x, c12.z\nmov.u32u32 r4.z, c15.x\nmov.s16s16 hr1.x, 71\nmova a0.x, hr1.x\n"
            "mov.u32u32 r4.w, c<a0.x + 0>\n" + OUT.replace("r0.x, 2", "r0.x, 4") + "stg.u32 g[r40.x], r4.x, 4\nend", mem, (*words(dst), *words(src)),
            ubos=[ubo(src, 64)], groups=(3, 1, 1), order=order)
     want = [33, (11 + int(data[4])) & 0xffffffff, int(data[0]), int(data[4 * 5 + 7])]
     assert (mem.view(dst, 1024).view(np.uint32).reshape(64, 4) == want).all()
-  assert fault("mova1 a1.x, 1023\nstc.u32 c[a1.x], r0.x, 2\nend").kind in ("out_of_bounds", "undefined_register")
+  assert fault(f"mova1 a1.x, 1023\nstc.{t} c[a1.x], r0.x, 2\nend").kind in ("out_of_bounds", "undefined_register")
 
 def test_early_groups_do_not_leak_constants_into_later_ones():
   """Each group starts from the constants of the dispatch."""

@@ -188,6 +188,16 @@ def test_bytes_convert_with_the_a6xx_sign_oddity():
   assert (out["hr2.x"] == signed).all() and (out["r2.x"] == signed).all() and (out["hr3.x"].view(np.int16) == signed).all() and (out["hr4.x"] & 0xff
                                                                                                                                  == x).all()
 
+@pytest.mark.parametrize("src", ("u16", "s16", "u32", "s32"))
+def test_narrowing_to_a_byte_keeps_the_low_eight_bits(src):
+  w = int(src[1:])
+  h = "h" if w == 16 else ""
+  x, = pad(INTS[w])
+  mem = run(f"cov.{src}u8 hr4.x, {h}r1.x\nmov.u32u32 r9.x, 0\nstp.u8 p[r9.x], hr4.x, 1\nldp.u8 hr5.x, p[r9.x], 1", {f"{h}r1.x": x},
+            {"hr5.x": np.uint16},
+            pvt_bytes=512)
+  assert (mem["hr5.x"] == x & 0xff).all()
+
 MODS = {"": lambda v: v, "(neg)": lambda v: -v, "(abs)": np.abs, "(absneg)": lambda v: -np.abs(v)}
 
 @pytest.mark.parametrize("mod", MODS)

@@ -166,6 +166,7 @@ def build() -> pathlib.Path:
 class Engine:
   """Owns the compiled engine. `waves`/`lanes`: executions per row of isa.ROWS, counted per wave and per active lane. Thread safe for run()."""
   _lib: ctypes.CDLL | None = None
+  executed = np.zeros(len(ROWS), np.int64)              # by waves, of all engines of this process
 
   def __init__(self, threads: int = 0, cov_round: int = ROUND_EVEN):
     self.threads, self.cov_round = threads or os.cpu_count() or 1, cov_round
@@ -234,7 +235,7 @@ class Engine:
              int(code.own_consts))
     if Engine._lib.ir3_run(ctypes.byref(r)): raise MemoryError("the shader engine could not allocate its wave contexts")
     block, row, per = code.rows
-    np.add.at(self.waves, row, bb[block, 0].astype(np.int64) * per)
+    for counts in (self.waves, Engine.executed): np.add.at(counts, row, bb[block, 0].astype(np.int64) * per)
     np.add.at(self.lanes, row, bb[block, 1].astype(np.int64) * per)
     self.bytes_read += r.bytes_read
     self.bytes_written += r.bytes_written
