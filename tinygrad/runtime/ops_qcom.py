@@ -99,7 +99,9 @@ class Stream:
     self.cmd(mesa.CP_WAIT_FOR_IDLE) # the dispatch before this one has finished, its state and its UCHE writes may be used
 
     wge = reg("A6XX_SP_CS_WGE_CNTL", linearlocalidregid=0xfc, threadsize=mesa.THREAD64)
-    ids = reg("A6XX_SP_CS_CONST_CONFIG_0", wgidconstid=prg.wgid, wgsizeconstid=prg.wgsz, wgoffsetconstid=prg.wgoff, localidregid=prg.lid)
+    # Mesa's code has the workgroup's size among its constants, the vendor's in a register
+    ids = reg("A6XX_SP_CS_CONST_CONFIG_0", wgidconstid=prg.wgid, wgsizeconstid=0xfc if prg.NIR else prg.wgsz, wgoffsetconstid=prg.wgoff,
+              localidregid=prg.lid)
     self.reg(mesa.REG_A6XX_SP_CS_NDRANGE_0,
              reg("A6XX_SP_CS_NDRANGE_0", kerneldim=3, **{f"localsize{d}": l - 1 for d,l in zip("xyz", local_size)}),
              *itertools.chain(*((u32(t), 0) for t in threads)), ids, wge, *map(u32, groups))
