@@ -1,7 +1,8 @@
 """Runs tests in a tree that is laid out from git objects, and reads what each test said."""
 from __future__ import annotations
-import dataclasses, hashlib, json, os, pathlib, shutil, subprocess, tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import contextlib, dataclasses, hashlib, json, os, pathlib, shutil, subprocess, sys, tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from stack import env
 from stack.env import BUILD, PYTHON, Problem, ROOT
 from stack.series import Entry, git, out
@@ -54,7 +55,7 @@ def settings(tree: pathlib.Path, extra: Mapping[str, str]) -> dict[str, str]:
   caches = {"XDG_CACHE_HOME": str(tree / ".cache"), "HYPOTHESIS_STORAGE_DIRECTORY": str(tree / ".cache" / "hypothesis")}
   return env.environment({**caches, **extra}, tree=tree)
 
-def run_tests(tree: pathlib.Path, nodes: Iterable[str], extra: Mapping[str, str], workers: int = 0) -> list[Outcome]:
+def run_tests(tree: pathlib.Path, nodes: Iterable[str], extra: Mapping[str, str]) -> list[Outcome]:
   """pytest over `nodes` (ids relative to `tree`) in `tree`. A file that does not exist there is one error. Never raises for what a test does."""
   nodes = list(dict.fromkeys(nodes))
   missing = [Outcome(n, "error", f"No such file: {n.partition('::')[0]}") for n in nodes if not (tree / n.partition("::")[0]).exists()]
@@ -66,7 +67,7 @@ def run_tests(tree: pathlib.Path, nodes: Iterable[str], extra: Mapping[str, str]
     full = settings(tree, {"PARALLEL": "0", **extra, "STACK_OUTCOMES": str(result)})
     full["PYTHONPATH"] = os.pathsep.join([str(tree), tmp])
     cmd = [str(PYTHON), "-m", "pytest", "-q", "-p", "stack_outcomes", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tree), "--tb=short",
-           *(["-n", str(workers)] if workers else []), *present]
+           *present]
     pipes: dict[str, int] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try: done = subprocess.run(cmd, cwd=tree, env=full, text=True, timeout=LIMIT, **pipes)  # type: ignore[call-overload]
     except subprocess.TimeoutExpired: return [*missing, Outcome(" ".join(present), "error", f"no result within {LIMIT} s")]
@@ -87,28 +88,42 @@ def proofs(entries: Iterable[Entry]) -> Iterator[tuple[dict[str, str], list[str]
   for e in entries: groups.setdefault(tuple(sorted(e.env.items())), []).extend(e.proves)
   yield from ((dict(k), v) for k, v in groups.items() if v)
 
-def generated_code(tree: pathlib.Path, tree_id: str) -> dict[str, str]:
-  """'device/kernel' -> hash of the code that `tree` generates for it, for the kernels of stack/codegen.py. `tree_id`: git id of its tinygrad folder;
-  the answer is remembered by it, the probe and the compiler."""
-  script = ROOT / "stack" / "codegen.py"
-  key = f"{tree_id} {env.clang()} {CODEGEN_DEVICES} {script.read_text()}"
-  known = BUILD / "work" / f"codegen-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
-  if known.is_file(): return dict(json.loads(known.read_text()))
-  found = {}
-  for dev in CODEGEN_DEVICES:
-    done = subprocess.run([str(PYTHON), str(script)], env=settings(tree, {"DEV": dev, "PARALLEL": "0"}), cwd=tree, capture_output=True,
-                          stdin=subprocess.DEVNULL, text=True, timeout=LIMIT)
-    if done.returncode: raise Problem(f"generating code on {dev} in {tree.name} failed:\n{done.stderr.strip()[-1500:]}")
-    found.update({f"{dev}/{k}": str(v) for k, v in json.loads(done.stdout).items()})
-  known.write_text(json.dumps(found))
-  return found
+def record(*parts: object) -> pathlib.Path:
+  """File in build/check for the result of a run that `parts`, and what is the same for all runs, decide."""
+  text = json.dumps([sys.version, env.clang(), env.digest(env.REQUIREMENTS, env.NODEPS), pathlib.Path(__file__).read_text(), *map(repr, parts)])
+  at = BUILD / "check" / (hashlib.sha256(text.encode()).hexdigest()[:32] + ".json")
+  at.parent.mkdir(parents=True, exist_ok=True)
+  return at
 
-def with_tests(repo: pathlib.Path, source: str, final: str, without: Iterable[str] = (), plus: Iterable[str] = ()) -> str:
-  """Tree object: `source` and, over it, the test/ folder of `final`; less the files `without`, except those that are in `plus`."""
+@contextlib.contextmanager
+def laid_out(repo: pathlib.Path, tree: str) -> Iterator[pathlib.Path]:
+  """A folder of its own with the files of git object `tree`, for as long as it is needed."""
+  (BUILD / "work").mkdir(parents=True, exist_ok=True)
+  at = pathlib.Path(tempfile.mkdtemp(prefix="tree-", dir=BUILD / "work"))
+  try:
+    lay_out(repo, tree, at)
+    yield at
+  finally: shutil.rmtree(at, ignore_errors=True)
+
+def generated_code(pool: Executor, repo: pathlib.Path, commits: Sequence[str]) -> list[dict[str, str]]:
+  """Per commit: 'device/kernel' -> hash of the code that its tinygrad generates for it, for the kernels of stack/codegen.py."""
+  script = ROOT / "stack" / "codegen.py"
+  def one(package: str, commit: str, dev: str) -> dict[str, str]:
+    if (known := record(package, dev, script.read_text())).is_file(): return dict(json.loads(known.read_text()))
+    with laid_out(repo, commit) as tree:
+      done = subprocess.run([str(PYTHON), str(script)], env=settings(tree, {"DEV": dev, "PARALLEL": "0"}), cwd=tree, capture_output=True,
+                            stdin=subprocess.DEVNULL, text=True, timeout=LIMIT)
+    if done.returncode: raise Problem(f"generating code on {dev} at {commit[:12]} failed:\n{done.stderr.strip()[-1500:]}")
+    known.write_text(json.dumps(found := {f"{dev}/{k}": str(v) for k, v in json.loads(done.stdout).items()}))
+    return found
+  packages = [out(git(repo, "rev-parse", f"{c}:tinygrad")) for c in commits]
+  jobs = {(p, dev): pool.submit(one, p, c, dev) for p, c in dict(zip(packages, commits)).items() for dev in CODEGEN_DEVICES}
+  return [{k: v for dev in CODEGEN_DEVICES for k, v in jobs[p, dev].result().items()} for p in packages]
+
+def with_files(repo: pathlib.Path, source: str, other: str, files: Iterable[str]) -> str:
+  """Tree object: `source` and, over it, `files` (paths of files or folders) as they are in `other`."""
   with tempfile.TemporaryDirectory(prefix="stack-") as tmp:
-    index, drop = os.path.join(tmp, "index"), set(without) - set(plus)
+    index = os.path.join(tmp, "index")
     git(repo, "read-tree", source, index=index)
-    lines = [line for line in out(git(repo, "ls-tree", "-r", final, "test/")).splitlines() if line.split("\t")[1] not in drop]
-    git(repo, "update-index", "--add", "--index-info", index=index, data="".join(line + "\n" for line in lines).encode())
-    git(repo, "update-index", "--force-remove", "--stdin", index=index, data="".join(f + "\n" for f in sorted(drop)).encode())
+    if (files := list(files)): git(repo, "update-index", "--add", "--index-info", index=index, data=git(repo, "ls-tree", "-r", other, *files).stdout)
     return out(git(repo, "write-tree", index=index))

@@ -33,7 +33,7 @@ def base_tree(source: str, series: Series) -> str:
   with zipfile.ZipFile(next(dest.glob("*.whl"))) as z: z.extractall(dest / "files")
   return tree.commit_folder(TREE, dest / "files", f"tinygrad {source}, unmodified", series.author)
 
-def rebase(source: str, workers: int = 0) -> Report:
+def rebase(source: str) -> Report:
   """Tries the series on `source` (see base_tree). Changes neither `source` nor build/tree's branch. Raises Problem if `source` cannot be read."""
   series = ser.load()
   base, commits = tree.history(series)
@@ -43,12 +43,12 @@ def rebase(source: str, workers: int = 0) -> Report:
     print(f"rebase: conflict: {name}: {', '.join(c.files) or 'see below'}", *("  " + x for x in str(c).splitlines()[1:6]), sep="\n")
   final = commits[-1] if commits else base
   without, patched = prove.folder("rebase-without"), prove.folder("rebase-with")
-  prove.lay_out(TREE, prove.with_tests(TREE, onto, final), without)
-  prove.lay_out(TREE, prove.with_tests(TREE, applied.head, final), patched)
+  prove.lay_out(TREE, prove.with_files(TREE, onto, final, ["test/"]), without)
+  prove.lay_out(TREE, prove.with_files(TREE, applied.head, final, ["test/"]), patched)
   broken, passed, needless = {}, [], []
   for e in series.entries:
     if e.name in applied.conflicts or not e.proves: continue
-    outcomes = prove.run_tests(patched, e.proves, e.env, workers)
+    outcomes = prove.run_tests(patched, e.proves, e.env)
     if (bad := [o for o in outcomes if o.status in ("failed", "error")]) or not any(o.status == "passed" for o in outcomes):
       broken[e.name] = bad or outcomes
       print(f"rebase: BROKEN: {e.name} applies, but:", flush=True)
@@ -56,7 +56,7 @@ def rebase(source: str, workers: int = 0) -> Report:
       continue
     passed.append(e.name)
     if not any(f.startswith("test/mockgpu/") for f in ser.owners(series)[0][e.name]):
-      before = prove.run_tests(without, e.proves, e.env, workers)
+      before = prove.run_tests(without, e.proves, e.env)
       needless += [o.node for o in before if o.status == "passed" and any("::" in p and prove.belongs(o.node, p) for p in e.proves)]
     print(f"rebase: {e.name}: applies, tests pass", flush=True)
   for node in needless: print(f"rebase: {node} passes there without the series: fixed upstream?")
