@@ -126,9 +126,9 @@ def check(names: Sequence[str] = (), workers: int = 2) -> bool:
         before[i] = runs(prove.with_files(TREE, points[i], commits[i], proving), [entry])
         after[i] = runs(commits[i], [*near[i], entry])
       last = [] if names or not commits else runs(commits[-1], series.entries)
-      jobs = {run: pool.submit(run.outcomes) for run in dict.fromkeys([*(run for i in before for run in (*before[i], *after[i])), *last])}
       changed: dict[int, list[str]] = {}
       for stretch in stretches(series.entries, names): changed |= code_changes(pool, stretch, points)
+      jobs = {run: pool.submit(run.outcomes) for run in dict.fromkeys([*(run for i in before for run in (*before[i], *after[i])), *last])}
       for i in before:
         entry = series.entries[i]
         failing, passing = ([o for run in of_tree[i] for o in jobs[run].result()] for of_tree in (before, after))

@@ -16,10 +16,15 @@ class TestDevInterface(unittest.TestCase):
 
   def test_interface_of_another_device(self):
     with Context(DEV="FOO+AMD"): self.assertEqual(Device["NPY"].device, "NPY")
+  def test_interface_as_device(self):
+    for dev in ("MSM", "CPU;KGSL", "NOPE:1"):
+      with Context(DEV=dev), self.assertRaisesRegex(RuntimeError, f"no device '{(name:=dev.split(';')[-1].split(':')[0])}', there are .*CPU.*QCOM"):
+        Device[name]
   def test_deprecation_before_opening(self):
-    for dev in ("CL", "DSP"):
+    for dev, var, hint in (("CL", "CL_CC", "CL_CC=X is deprecated"), ("DSP", "DSP_CC", "DSP_CC=X is deprecated"),
+                           ("QCOM", "QCOM_IR3", "QCOM_IR3=1 is deprecated, use DEV=QCOM:IR3"), ("AMD", "AMD_LLVM", "use DEV=AMD:LLVM")):
       ret = subprocess.run([sys.executable, "-c", f"from tinygrad import Device\nDevice[{dev!r}]"], capture_output=True, text=True, timeout=60,
-                           env={**os.environ, "DEV":"", f"{dev}_CC":"X"})
-      self.assertIn(f"{dev}_CC=X is deprecated", ret.stderr)
+                           env={**os.environ, "DEV":"", var:"X" if var.endswith("_CC") else "1"})
+      self.assertIn(hint, ret.stderr)
 
 if __name__ == "__main__": unittest.main()

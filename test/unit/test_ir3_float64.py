@@ -14,7 +14,7 @@ except RuntimeError as e: print("refused:", e)""" for e in exprs) + "\nprint('al
     refused = [line for line in ret.stdout.splitlines() if line.startswith("refused:")]
     self.assertEqual(len(refused), len(exprs), ret.stdout)
     for line in refused:
-      for word in ("dtypes.double", "cast to float32"): self.assertIn(word, line)
+      for word in ("dtypes.double", "array.astype(np.float32)", "device='CPU').float().to('NULL')"): self.assertIn(word, line)
     self.assertIn("alive", ret.stdout)
 
   def test_arithmetic(self): self.check_refused("x + 1", "x.sin()", "x.maximum(2)", "x // 3")
@@ -26,6 +26,12 @@ except RuntimeError as e: print("refused:", e)""" for e in exprs) + "\nprint('al
   def test_moving_still_compiles(self):
     ret = run("Tensor.empty(16, dtype=dtypes.float64).flip(0).contiguous().realize(); print('moved')")
     self.assertIn("moved", ret.stdout, ret.stderr[-300:])
+  def test_ways_out(self):
+    ret = run("""
+import numpy as np
+array = np.arange(4.0)
+for t in (Tensor(array.astype(np.float32)), Tensor(array, device='CPU').float().to('NULL')): print((t + 1).realize().dtype)""")
+    self.assertEqual(ret.stdout.split(), ["dtypes.float"] * 2, ret.stderr[-300:])
   def test_other_dtypes_compile(self):
     ret = run("for d in (dtypes.half, dtypes.bfloat16, dtypes.fp8e4m3, dtypes.int64, dtypes.bool):"
               " (Tensor.empty(16, dtype=d)*2).realize()\nprint('ok')")
