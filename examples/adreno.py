@@ -48,7 +48,7 @@ def load_onnx(path: pathlib.Path | str, shapes: Mapping[str, Shape] = {}) -> tup
     raise RuntimeError(f"the model has no input {min(unknown)!r}, its inputs are {', '.join(model.graph_inputs)}")
   inputs = {}
   for name, spec in model.graph_inputs.items():
-    fixed = [d if isinstance(d, int) and d >= 0 else None for d in spec.shape]
+    fixed = [d if isinstance(d, int) else None for d in spec.shape] if spec.shape is not None else [None] * len(shapes.get(name, ()))
     shape = shapes.get(name, tuple(1 if d is None else d for d in fixed))
     if len(shape) != len(fixed) or any(d is not None and d != s for d, s in zip(fixed, shape)):
       raise RuntimeError(f"input {name!r} has the shape {tuple('any' if d is None else d for d in fixed)} in the model, not {shape}")
