@@ -3,7 +3,7 @@
     PYTHONPATH=. python -m test.virtual.kernel_rules > docs/kernel-rules.md
 """
 from __future__ import annotations
-import ast, pathlib
+import ast, functools, pathlib
 from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -131,13 +131,20 @@ other than `gem`.
 KGSL: sparse and secure memory, performance counters, the submit calls before GPU_COMMAND, preemption between priorities, replay of a faulted command
 (a command with fault tolerance is skipped), 4.19 and later trees."""
 
+@functools.cache
 def rows() -> list[Row]:
   out = []
   for file, (answer, kernels) in TABLES.items():
     source = (HERE / file).read_text()
+    lines = source.splitlines(keepends=True)
+    def segment(n: ast.expr, lines: list[str] = lines) -> str:
+      part = lines[n.lineno - 1:n.end_lineno]           # ASCII, so that columns are characters
+      part[-1] = part[-1][:n.end_col_offset]
+      part[0] = part[0][n.col_offset:]
+      return "".join(part)
     for node in ast.walk(ast.parse(source)):
       if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "R" and len(node.args) >= 3): continue
-      text = [ast.get_source_segment(source, a) or "" for a in node.args]
+      text = [segment(a) for a in node.args]
       where, what = (ast.literal_eval(a) if isinstance(a, ast.Constant) else SWEEP for a in node.args[:2])
       want = text[3] if len(text) > 3 else answer
       ks = text[4] if len(text) > 4 and file == "test_msm_model.py" else ""

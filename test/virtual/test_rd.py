@@ -1,10 +1,12 @@
 """.rd captures: read back by a parser written from the format's description, and by gzip's own reader."""
-import gzip, struct
+import gzip, json, re, struct
 import numpy as np, pytest
+from test.mockgpu import qcom
+from test.virtual.ir3_asm import disassemble
 from test.virtual.rig import Rig, Stream
 
 def sections(path):
-  raw = (gzip.open if str(path).endswith(".gz") else open)(path, "rb").read()
+  with (gzip.open if str(path).endswith(".gz") else open)(path, "rb") as f: raw = f.read()
   out, at = [], 0
   while at < len(raw):
     kind, size = struct.unpack_from("<II", raw, at)
@@ -50,3 +52,69 @@ def test_a_capture_holds_what_was_submitted(tmp_path, name):
 
 def test_an_unwritable_path_is_one_clear_error(tmp_path):
   with pytest.raises(OSError, match="cannot write the .rd capture"): Rig(rd=str(tmp_path / "missing" / "x.rd"))
+
+# *** a whole run, decoded from its capture alone
+
+class Decoded:
+  """What a reader of the format makes of one submit: registers at each dispatch, loads of state, names. Memory is the capture's own."""
+  def __init__(self, buffers, cmds):
+    self.buffers, self.dispatches, self.names, self.regs, self.loads = buffers, [], [], {}, {}
+    for iova, dwords in cmds: self.stream(self.read(iova, 4 * dwords))
+
+  def read(self, addr, size):
+    for start, (n, data) in self.buffers.items():
+      if start <= addr and addr + size <= start + n:
+        assert data is not None, f"the buffer at {start:#x} is declared, its contents are not there"
+        return data[addr - start:addr - start + size]
+    raise AssertionError(f"{addr:#x} is in no buffer of the capture")
+
+  def stream(self, raw):
+    words, i = np.frombuffer(raw, np.uint32).tolist(), 0
+    while i < len(words):
+      h = words[i]
+      if h >> 28 == 4:
+        n, reg = h & 0x7f, h >> 8 & 0x3ffff
+        self.regs.update(zip(range(reg, reg + n), words[i + 1:i + 1 + n]))
+      else:
+        assert h >> 28 == 7, f"dword {i} = {h:#x} is no packet"
+        n, op, a = h & 0x3fff, h >> 16 & 0x7f, words[i + 1:i + 1 + (h & 0x3fff)]
+        if op == 0x10: self.names.append(struct.pack(f"<{n}I", *a).rstrip(b"\0").decode())
+        if op == 0x34: self.loads[a[0] >> 18 & 15, a[0] >> 14 & 3] = a[1] | a[2] << 32, a[0] >> 22
+        if op == 0x33: self.dispatches.append((tuple(a[1:4]), dict(self.regs), dict(self.loads)))
+        if op == 0x3f: self.stream(self.read(a[0] | a[1] << 32, 4 * a[2]))
+      i += 1 + n
+
+@pytest.mark.parametrize("kind", ["MSM", "KGSL"])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_run_can_be_decoded_from_its_capture(tmp_path, kind, full, monkeypatch):
+  """Settings from the environment, as a user would give them: kernels' names, launches, machine code, constants and (if full) tensors."""
+  from test.qcom_open import virtual
+  from tinygrad import Tensor
+  path = tmp_path / "run.rd.gz"
+  monkeypatch.setenv("QCOM_MOCK", json.dumps({"rd": str(path), "rd_full": full}))
+  x = np.arange(1 << 19, dtype=np.float32)
+  with virtual(kind) as (machine, _):
+    launched = []
+    machine.gpu.observer = lambda p, registers: launched.append((p.kernel, p.dispatch.groups, p.code, p.dispatch.consts.copy()))
+    t = Tensor(x).realize()
+    np.testing.assert_array_equal((t + 3).numpy(), x + 3)
+    at = int(t.uop.buffer._buf.va_addr)
+  monkeypatch.setenv("QCOM_MOCK", "")
+  qcom.configure()                                      # closes the machine and its capture
+  _, recorded = submits(path)
+  decoded = [Decoded(bufs, cmds) for _, bufs, cmds in recorded if cmds]
+  assert re.fullmatch(r"[^/]+/\d+: fence=1\0*", recorded[0][0])
+  got = [(d.names, dispatch) for d in decoded for dispatch in d.dispatches]
+  assert [groups for _, (groups, _, _) in got] == [groups for _, groups, _, _ in launched]
+  for d in decoded:
+    for groups, regs, loads in d.dispatches:
+      name, _, code, consts = launched.pop(0)
+      assert name in d.names
+      image = d.read(regs[0xa9b4] | regs[0xa9b5] << 32, 128 * regs[0xa9bc])
+      assert image == code and "end" in disassemble(image) and any("stg" in line for line in disassemble(image))
+      addr, units = loads[13, 1]
+      assert d.read(addr, 16 * units) == consts.tobytes()[:16 * units]
+      size, contents = next((n, data) for start, (n, data) in d.buffers.items() if start == at)
+      assert size >= x.nbytes and (contents is not None) == full
+      if contents is not None: assert contents[:x.nbytes] == x.tobytes()
+  assert not launched

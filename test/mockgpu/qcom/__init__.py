@@ -26,7 +26,8 @@ class Config:
   chip_id: int = 0x06030002
   schedule: str | int = "asap"                          # asap | late | seed of a random order
   execute: bool = True                                  # False: jobs retire without being run (host-cost benchmarks)
-  strict: Any = None                                    # gpu.Strict; None: its defaults
+  order: str | int = "forward"                          # of workgroups: forward | reversed | seed
+  strict: Any = None                                    # gpu.Strict, or what Strict.of takes; None: everything is checked
   private_vm: bool = True                               # False: the shared VM of boards whose firmware does not set the GPU's aperture (cheza)
   va_size: int = 1 << 32                                # MSM: size of a private VM
   kgsl_va_size: int = 1 << 32                           # KGSL: size of each of the two windows
@@ -36,13 +37,15 @@ class Config:
   kgsl_wait_s: float = 120.0                            # KGSL: how long a full context queue and DRAWCTXT_DESTROY wait without any job retiring
                                                         # (a kernel: 10 s and 30 s in all, but of a faster GPU)
   hang_polls: int = 2000                                # a CP that has polled as often is a hang: 2 s at least, more on a loaded machine
+  counter_start: int = 1 << 32                          # of the always-on counter, in ticks of 19.2 MHz
   hangcheck: bool = False                               # MSM: the kernel's check by the clock, made for a GPU that is not emulated
   preemption: bool = False                              # MSM enable_preemption / KGSL priority levels (4 rings)
   nodes: tuple[str, ...] = (MSM_NODE, KGSL_NODE, HEAP_NODE)
   denied: tuple[str, ...] = ()                          # nodes whose open gives EACCES
   sysfs: dict[str, str] = dataclasses.field(default_factory=dict)      # replaces the content of KGSL sysfs files by name
   fail: dict[str, dict[Any, int]] = dataclasses.field(default_factory=dict)
-  rd: str | None = None                                 # write a Mesa .rd capture here
+  rd: str | None = None                                 # write a Mesa .rd capture here; gzip if it ends in .gz
+  rd_full: bool = False                                 # with the contents of buffers above 1 MiB, too
   clock: Callable[[], int] | None = None                # CLOCK_MONOTONIC in ns, injectable
 
   def injected(self, name: str, n: int) -> int | None:
@@ -132,9 +135,9 @@ class VirtualMachine:
     if self._gpu is not None: self._gpu.close()
 
 def make_gpu(config: Config) -> Any:
-  from test.mockgpu.qcom.gpu import Strict, VirtualGPU
-  gpu = VirtualGPU(config.chip_id, strict=config.strict if config.strict is not None else Strict(), schedule=config.schedule, execute=config.execute,
-                   hang_polls=config.hang_polls, rd=config.rd)
+  from test.mockgpu.qcom.gpu import VirtualGPU
+  gpu = VirtualGPU(config.chip_id, strict=config.strict, schedule=config.schedule, execute=config.execute,
+                   order=config.order, hang_polls=config.hang_polls, counter_start=config.counter_start, rd=config.rd, rd_full=config.rd_full)
   if config.execute: _ = gpu.engine                     # its first build takes longer than a client's patience with a submit
   return gpu
 

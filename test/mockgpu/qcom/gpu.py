@@ -115,7 +115,8 @@ class VirtualGPU:
   """
   def __init__(self, chip_id: int = 0x06030002, strict: Strict | str | dict[str, Any] | None = None, schedule: str | int = "asap",
                execute: bool = True, *, order: str | int = "forward", hang_polls: int = 2000, grace_s: float = 0.02,
-               counter_start: int = 0x1_0000_0000, budget: int = 1 << 29, rd: str | None = None, engine: Any = None):
+               counter_start: int = 0x1_0000_0000, budget: int = 1 << 29, rd: str | None = None, rd_full: bool = False,
+               engine: Any = None):
     if schedule not in ("asap", "late") and not isinstance(schedule, int):
       raise ValueError(f"schedule must be 'asap', 'late' or an int seed, not {schedule!r}")
     self.chip_id, self.strict, self.schedule, self.execute = chip_id, Strict.of(strict), schedule, execute
@@ -140,7 +141,7 @@ class VirtualGPU:
     self.rd = None
     if rd is not None:
       from .rd import RdWriter
-      self.rd = RdWriter(rd, chip_id)
+      self.rd = RdWriter(rd, chip_id, full=rd_full)
 
   # *** client side
 

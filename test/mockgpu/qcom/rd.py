@@ -1,7 +1,8 @@
 """Captures of what the virtual GPU was given, in the .rd format of Mesa's freedreno tools (cffdump, replay, rddecompiler).
 
 A file is a sequence of {u32 type, u32 size, payload}, little-endian; gzip if the name ends in .gz, which the tools read as well. Section types and
-order: drivers/gpu/drm/msm/msm_rd.c and Mesa common/redump.h.
+order: drivers/gpu/drm/msm/msm_rd.c and Mesa common/redump.h. A reader takes a CMD for the beginning of a submit, forgets its buffers at the first
+GPUADDR after a CMDSTREAM_ADDR, and executes at each CMDSTREAM_ADDR; sizes there are dwords, elsewhere bytes.
 """
 from __future__ import annotations
 import gzip, os, struct, sys, threading
@@ -31,12 +32,12 @@ class RdWriter:
     """Records a submit: its buffers as memory holds them now, then its command streams."""
     with self._lock:
       if self._file.closed: return
-      text = f"{os.path.basename(sys.argv[0] or 'python')}/{os.getpid()}: fence={job.number}".encode()
+      text = f"{job.name or os.path.basename(sys.argv[0] or 'python')}/{job.pid}: fence={job.number}".encode()
       self._section(RD_CMD, text + bytes(-len(text) % 4))
       streams = {s.iova for iova, _ in job.ibs if (s := job.space.find(iova)) is not None}
       for s in list(job.space._segs):
         if s.bo.kernel or not job.space.resident(s.bo): continue
-        self._section(RD_GPUADDR, struct.pack("<III", s.iova & 0xffffffff, s.size, s.iova >> 32))
+        self._section(RD_GPUADDR, struct.pack("<III", s.iova & 0xffffffff, min(s.size, 0xffffffff), s.iova >> 32))
         if self.full or s.size <= SMALL or s.iova in streams: self._section(RD_BUFFER_CONTENTS, s.mem.tobytes())
       for iova, dwords in job.ibs: self._section(RD_CMDSTREAM_ADDR, struct.pack("<III", iova & 0xffffffff, dwords, iova >> 32))
       self._file.flush()
