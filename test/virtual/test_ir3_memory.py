@@ -165,9 +165,10 @@ def test_programs_write_constants(t):
   data = np.random.default_rng(3).integers(0, 1 << 32, 256, dtype=np.uint32)
   mem.view(src, 1024).view(np.uint32)[:] = data
   for order in ("forward", "reversed"):
-    launch(f"mov.u32u32 r2.x, 11\nmov.u32u32 r2.y, 22\nmov.u32u32 r6.x, c0.z\nmov.u32u32 r6.y, c0.w\nshps #8\nstc.{t} c[32], r2.x, 2\n"
-           f"mova1 a1.x, 40\nstc.{t} c[a1.x+4], r2.x, 1\nldg.k.{t} c[48], g[r6.x+8], 4\nldg.k.{t} c[a1.x+20], g[r6.x], 1\nmova1 a1.x, 64\n"
-           "ldc.2.k.imm c[a1.x], 5, 0\nshpe\nadd.u r4.x, c8.x, c8.y\nadd.u r4.y, c11.x, c12.z\nmov.u32u32 r4.z, c15.x\nmov.s16s16 hr1.x, 71\nmova a0.x, hr1.x\n"
+    launch("mov.u32u32 r2.x, 11\nmov.u32u32 r2.y, 22\nmov.u32u32 r6.x, c0.z\nmov.u32u32 r6.y, c0.w\nshps #8\n"
+           f"stc.{t} c[32], r2.x, 2\nmova1 a1.x, 40\nstc.{t} c[a1.x+4], r2.x, 1\nldg.k.{t} c[48], g[r6.x+8], 4\n"
+           f"ldg.k.{t} c[a1.x+20], g[r6.x], 1\nmova1 a1.x, 64\nldc.2.k.imm c[a1.x], 5, 0\nshpe\n"
+           "add.u r4.x, c8.x, c8.y\nadd.u r4.y, c11.x, c12.z\nmov.u32u32 r4.z, c15.x\nmov.s16s16 hr1.x, 71\nmova a0.x, hr1.x\n"
            "mov.u32u32 r4.w, c<a0.x + 0>\n" + OUT.replace("r0.x, 2", "r0.x, 4") + "stg.u32 g[r40.x], r4.x, 4\nend", mem, (*words(dst), *words(src)),
            ubos=[ubo(src, 64)], groups=(3, 1, 1), order=order)
     want = [33, (11 + int(data[4])) & 0xffffffff, int(data[0]), int(data[4 * 5 + 7])]
