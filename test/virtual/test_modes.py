@@ -295,6 +295,20 @@ def test_threads_that_replay_at_the_same_time(kind):
     for t in threads: t.join()
     assert not wrong
 
+@pytest.mark.parametrize("schedule", ["forward", "reversed", 5])
+def test_an_output_fed_back_is_the_next_input(kind, schedule):
+  """Rings and in-place updates: what a capture overwrites is not what it reads, whatever order workgroups run in."""
+  with virtual(kind, order=schedule):
+    ring, x, ref = TinyJit(lambda x: (y:=x[3:].cat(x[:3]).contiguous().realize(), y[:1].contiguous().realize())), Tensor(X[0]).realize(), X[0]
+    count, n = TinyJit(lambda s: s.assign(s * 2 + 1).realize()), Tensor(np.zeros(3000, np.float32)).realize()
+    for step in range(7):
+      x, first = ring(x)
+      ref = np.roll(ref, -3, axis=0)
+      np.testing.assert_array_equal(x.numpy(), ref)
+      np.testing.assert_array_equal(first.numpy(), ref[:1])
+      count(n)
+      np.testing.assert_array_equal(n.numpy(), np.full(3000, 2.0 ** (step + 1) - 1, np.float32))
+
 def test_a_submitter_on_another_device_is_refused():
   with Context(HCQ_RUNTIME_DEV="NULL"), pytest.raises(RuntimeError, match="HCQ_RUNTIME_DEV must be CPU"):
     with virtual("MSM"): pass
