@@ -239,6 +239,35 @@ def test_saturation_without_a_known_meaning_is_refused():
                                                              {"r1.x": INTS[32][:64].repeat(3)[:64], "r2.x": INTS[32].repeat(3)[:64]},
                                                              {"r8.x": np.uint32})
 
+@pytest.mark.parametrize("w", (16, 32))
+def test_subnormals_are_flushed_by_arithmetic_and_kept_by_moves(w):
+  """turnip, which passes Vulkan's conformance tests on a6xx, offers flush to zero for 16 and 32 bits and preservation for neither, and switches no
+  mode for it (tu_device.cc: shaderDenormFlushToZeroFloat16/32 true, shaderDenormPreserveFloat16/32 false): the hardware always flushes."""
+  h, one, tiny = "h" if w == 16 else "", F[w](1), F[w](np.finfo(F[w]).tiny)
+  mags = np.arange(1, 1024, dtype=np.uint16) if w == 16 else np.unique(rng.integers(1, 1 << 23, 500, dtype=np.uint32))
+  x, = pad(np.concatenate([mags, mags | U[w](1 << (w - 1))]).astype(U[w]))
+  zero = np.copysign(F[w](0), x.view(F[w])).view(U[w])
+  other = F[32 if w == 16 else 16]
+  ho = "" if w == 16 else "h"
+  ins = {f"{h}r1.x": x, f"{h}r2.x": np.full(len(x), one.view(U[w])), f"{h}r3.x": np.full(len(x), tiny.view(U[w]))}
+  text = (f"add.f {h}r5.x, {h}r1.x, {h}r1.x\nmul.f {h}r5.y, {h}r1.x, {h}r2.x\nmad.f{w} {h}r5.z, {h}r1.x, {h}r2.x, {h}r1.x\n"
+          f"max.f {h}r5.w, {h}r1.x, {h}r1.x\nfloor.f {h}r6.x, {h}r1.x\ncov.f{w}f{48 - w} {ho}r6.y, {h}r1.x\ncmps.f.eq {h}r6.z, {h}r1.x, {h}(0.0)\n"
+          f"mul.f {h}r6.w, {h}r3.x, {h}(0.5)\nsub.u {h}r9.x, {h}r3.x, 1\nadd.f {h}r7.x, {h}r3.x, (neg){h}r9.x\nrcp {h}r7.y, {h}r1.x\n"
+          f"{'hlog2' if w == 16 else 'log2'} {h}r7.z, {h}r1.x\n"
+          f"mov.f{w}f{w} {h}r8.x, {h}r1.x\nabsneg.f {h}r8.y, (neg){h}r1.x\nsel.b{w} {h}r8.z, {h}r1.x, {h}r2.x, {h}r3.x")
+  out = run(text, ins, {f"{h}r5.{c}": U[w] for c in "xyzw"} | {f"{h}r6.x": U[w], f"{ho}r6.y": other, f"{h}r6.z": U[w], f"{h}r6.w": F[w],
+                                                               f"{h}r7.x": F[w],
+                        f"{h}r7.y": F[w], f"{h}r7.z": F[w]} | {f"{h}r8.{c}": U[w] for c in "xyz"})
+  for r in ("5.x", "5.y", "5.z", "5.w", "6.x"): same(out[f"{h}r{r}"], zero, [x], f"r{r}")
+  same(out[f"{ho}r6.y"], np.copysign(other(0), x.view(F[w]).astype(np.float64)).astype(other), [x], "cov")
+  assert (out[f"{h}r6.z"] == 1).all(), "a subnormal equals zero"
+  assert (out[f"{h}r6.w"] == 0).all(), "a result below the normal range"
+  assert (out[f"{h}r7.x"] == tiny).all(), "a subnormal operand of a sum"
+  assert (out[f"{h}r7.y"] == np.copysign(np.inf, x.view(F[w]).astype(np.float64))).all() and np.isneginf(out[f"{h}r7.z"]).all()
+  same(out[f"{h}r8.x"], x, [x], "mov")
+  same(out[f"{h}r8.y"], x ^ U[w](1 << (w - 1)), [x], "absneg")
+  same(out[f"{h}r8.z"], x, [x], "sel")
+
 WIDTH_MIXES = ("and.b r8.x, hr1.x, hr2.x", "mul.f r8.x, hr1.x, hr2.x", "add.f r8.x, hr1.x, hr2.x", "cmps.f.lt r8.x, hr1.x, hr2.x", "add.u r8.x, "
                "hr1.x, hr2.x",
                "min.s r8.x, hr1.x, hr2.x", "mul.f hr8.x, r1.x, r2.x", "add.u hr8.x, r1.x, r2.x", "ashr.b hr8.x, r1.x, r2.x",

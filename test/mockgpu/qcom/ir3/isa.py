@@ -5,6 +5,7 @@ computes: `sem` gives a result type, source types and a C expression in a, b, c.
 expressions, so this file is the only place where arithmetic is defined. Operations that touch memory, masks or control flow are engine routines.
 
 Encodings and semantics: Mesa's src/freedreno/isa/ir3*.xml and ir3 compiler; where those are silent the choice is marked "assumed".
+Arithmetic of either width flushes subnormals, operands and results: turnip offers nothing else (tu_device.cc, float controls). Moves keep bits.
 An encoding without a row is an error, never a guess.
 """
 from __future__ import annotations
