@@ -213,7 +213,7 @@ def test_a_buffer_left_out_of_the_list_is_named(rig):
 def test_readonly_buffers_fault_with_permission(rig):
   ro = rig.alloc(4096, "ro", readonly=True)
   job = rig.run(Stream().mem_write(ro.iova, 1))
-  assert job.result.faults[0].kind == "PERMISSION" and not ro.ram.any()
+  assert job.result.faults[0].kind == "PERMISSION" and [v.kind for v in job.result.reports] == ["readonly"] and not ro.ram.any()
 
 def test_an_unmapped_command_buffer_hangs(rig):
   job = rig.job(Stream().nop())

@@ -137,6 +137,7 @@ def test_igt_msm_mapping(client: Any, kernel: str, name: str, write: bool) -> No
   at = client.iova(client.target)
   run(client, Stream().mem_write(addr, 0x123) if write else Stream().pkt7(0x73, 0, at, at >> 32, addr, addr >> 32))
   dump = take_dump()
+  assert [v.kind for v in qcom.current().gpu.reports] == ["privileged" if name == "shadow" else "readonly"]
   assert dump is not None and "fault-info" in dump
   m = re.search(r"  - iova=([0-9a-f]+)", dump)
   assert m is not None and int(m[1], 16) == addr and "type=PERMISSION" in dump and f"dir={'WRITE' if write else 'READ'}" in dump

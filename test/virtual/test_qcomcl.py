@@ -198,16 +198,19 @@ add.u r8.x, r8.x, r8.y
 stg.u32 g[r7.x], r8.x, 1
 end"""
 
+def by_hand(rig: Rig, code: bytes, constlen: int = 4, wgid: int = 252) -> Kernel:
+  """Machine code that needs 10 full registers and no half ones, loaded as a kernel of `rig`. Constants in vec4."""
+  variant = types.SimpleNamespace(info=types.SimpleNamespace(max_reg=9, max_half_reg=-1), branchstack=0, shared_size=0, pvtmem_size=0,
+                                  constlen=constlen, cs=types.SimpleNamespace(work_group_id=wgid, local_invocation_id=0))
+  return rig.load(Kernel("by hand", code + bytes(-len(code) % 128), variant, None, b""))
+
 @pytest.mark.parametrize("opencl", [False, True])
 def test_global_offsets_and_linear_ids(opencl: bool) -> None:
   """SP_CS_NDRANGE_2/4/6 count into WGOFFSET, SP_CS_WGE_CNTL can ask for the number of a thread in its group. Neither driver uses them."""
   rig = Rig()
-  variant = types.SimpleNamespace(info=types.SimpleNamespace(max_reg=9, max_half_reg=-1), branchstack=0, shared_size=0, pvtmem_size=0, constlen=4,
-                                  cs=types.SimpleNamespace(work_group_id=252, local_invocation_id=0))
-  code = assemble(LINEAR)
   out = rig.alloc(4096, "out")
   args = rig.alloc(4096, "args").put(struct.pack("<Q", out.iova))
-  k = rig.load(Kernel("linear", code + bytes(-len(code) % 128), variant, None, b""))
+  k = by_hand(rig, assemble(LINEAR))
   s = rig.setup(Stream(), k, args, (3, 1, 1), (40, 1, 1))
   for reg, v in ((0xb992, 5), (0xb994, 2), (0xb996, 77)): s.pkt4(reg, v)
   s.pkt4(0xb997, 252 | 252 << 8 | 0xcc << 16, 7).pkt4(0xb999, 3, 1, 1)
