@@ -4,8 +4,8 @@ replay   host cost of a replay, with and without waiting for it, against the unm
 eager    host cost of a launch outside of captures
 capture  captures, and the first kernel of a process
 memory   what a captured kernel keeps, and GPU memory and BOs of the runtime's own
-         In these four nothing is executed, the time inside the virtual kernel is not counted on either side, and processes of all drivers live side by
-         side and take turns. Medians are compared; minima are in the JSON.
+         In these four nothing is executed, the time inside the virtual kernel is not counted on either side, and processes of all drivers live side
+         by side and take turns. Medians are compared; minima are in the JSON.
 shader   lane-instructions a second of the virtual shader core on one thread
 demo     time and memory of `dev demo` with everything set up and compiled before
 """
@@ -99,8 +99,10 @@ def host(names: set[str]) -> Iterator[Line]:
     for d in OURS:
       mid, tail = statistics.median(samples["sync 30", d]), statistics.quantiles(samples["sync 30", d], n=100)[98]
       yield Line("replay", f"{d}, replay and wait, 30 kernels, p99 against median", round(tail / mid, 2), "x", ("<=", 2.0))
-      for new, old, limit, name in (("queue 300", "queue 1", 1.5, "300 kernels against 1"), ("weights 500", "weights 5", 1.1, "500 weights against 5")):
-        yield Line("replay", f"{d}, replay, {name}", round(statistics.median(samples[new, d]) / statistics.median(samples[old, d]), 3), "x", ("<=", limit))
+      for more, less, limit, name in (("queue 300", "queue 1", 1.5, "300 kernels against 1"),
+                                     ("weights 500", "weights 5", 1.1, "500 weights against 5")):
+        ratio = statistics.median(samples[more, d]) / statistics.median(samples[less, d])
+        yield Line("replay", f"{d}, replay, {name}", round(ratio, 3), "x", ("<=", limit))
       for n in COUNTS:
         yield Line("replay", f"{d}, ioctls of a replay and wait, {n} kernel{'s' * (n > 1)}", max(samples[f"ioctls {n}", d]), "", ("<=", 2.0),
                    {"ours": max(samples[f"ioctls {n}", d]), "unmodified": max(samples[f"ioctls {n}", "unmodified"]), "unit": "ioctls"})
@@ -130,9 +132,10 @@ def shader() -> Iterator[Line]:
     yield Line("shader", f"{name}, {os.cpu_count()} threads against one", round(min(r["wall"][str(os.cpu_count())]) / min(r["wall"]["1"]), 2), "x",
                ("<=", 1.2 / (os.cpu_count() or 1)) if goal else None)
     yield Line("shader", f"{name}, checks on against off", round(best / loose, 2), "x", ("<=", 2.5))
-  worst = max((t for r in results[None].values() for t in r["translate"]), key=lambda t: t[0])
-  yield Line("shader", f"translation of the slowest of {sum(len(r['translate']) for r in results[None].values())} programs", round(worst[0] * 1e3, 1), "ms",
-             ("<=", 30.0), {"instructions": worst[1]})
+  translations = [t for r in results[None].values() for t in r["translate"]]
+  worst = max(translations, key=lambda t: t[0])
+  yield Line("shader", f"translation of the slowest of {len(translations)} programs", round(worst[0] * 1e3, 1), "ms", ("<=", 30.0),
+             {"instructions": worst[1]})
 
 def memory() -> Iterator[Line]:
   r = child("memory.py", ours("MSM"))
@@ -175,7 +178,8 @@ def main(args: list[str]) -> int:
   print(f"\n{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}; virtual Adreno 630, nothing here was measured on hardware")
   for x in lines:
     verdict = {True: "ok", False: "MISSED", None: ""}[x.ok]
-    more = f"{x.detail['ours']:g} {x.detail['unit']}, {x.detail.get('other', 'unmodified')} {x.detail['unmodified']:g}" if "unmodified" in x.detail else \
+    other = x.detail.get("other", "unmodified")
+    more = f"{x.detail['ours']:g} {x.detail['unit']}, {other} {x.detail['unmodified']:g}" if "unmodified" in x.detail else \
            f"{x.detail['cpu_s']} s of CPU" if "cpu_s" in x.detail else ""
     goal = f"{x.goal[0]} {x.goal[1]:g}" if x.goal else ""
     print(f"  {x.bench:<8} {x.what:<{width}} {x.value:>9g} {x.unit:<22} {goal:<8} {verdict:<7} {more}".rstrip())

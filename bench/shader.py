@@ -1,6 +1,6 @@
 """Child of `dev bench shader`: the virtual shader core on some kernels, against tinygrad's CPU device on the same computations. Prints JSON.
 
-{workload: {"lanes": active lanes times instructions of a run, "seconds": [CPU time of each run on one thread], "wall": {threads: [time of each run]}, with one thread and one per core,
+{workload: {"lanes": active lanes times instructions of a run, "seconds": [CPU time of each run on one thread], "wall": {threads: [time of each run]},
 "cpu": [CPU time of the same on DEV=CPU], "translate": [time of each program that it needs, instructions]}}. A result that is wrong, or not the same
 bits with more threads, ends the process. IMAGE=1 runs only the workload with images.
 """

@@ -31,10 +31,11 @@ print("again", f(real()).tolist() == [3.0 * n for n in range(6)])
 """
 
 class TestHCQ2Written(unittest.TestCase):
-  """A capture knows the buffers it overwrites, though HCQ2 refers to them by address: an input that is one of them is copied, and they can be freed."""
+  """A capture knows the buffers it overwrites, though HCQ2 refers to them by address: an input among them is copied, and they can be freed."""
   @classmethod
   def setUpClass(cls):
-    done = subprocess.run([sys.executable, "-c", CHILD], env={**os.environ, "DEV": "CPU", "HCQ2": "1", "PARALLEL": "0"}, capture_output=True, text=True)
+    env = {**os.environ, "DEV": "CPU", "HCQ2": "1", "PARALLEL": "0"}
+    done = subprocess.run([sys.executable, "-c", CHILD], env=env, capture_output=True, text=True)
     cls.found, cls.log = dict(line.split() for line in done.stdout.splitlines()), done.stdout + done.stderr
 
   def test_outputs_fed_back(self):

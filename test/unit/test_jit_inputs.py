@@ -24,13 +24,13 @@ class TestJitInputs(unittest.TestCase):
   def test_one_input_at_two_places(self):
     # the same input has another number when another one comes before it
     f, (a, b, c) = TinyJit(lambda x, y: (x - y).realize()), [const(n) for n in (1, 2, 5)]
-    for n in range(3): f(a, b)
+    for _ in range(3): f(a, b)
     for x, y in ((a, b), (b, a), (c, a), (a, c), (b, c)): self.assertEqual(f(x, y).tolist(), (x - y).tolist())
 
   def test_a_known_input_is_still_checked(self):
     f, a, b = TinyJit(lambda x: (x + 1).realize()), const(1), const(2, n=8)
-    for n in range(3): f(a)
-    for n in range(2):
+    for _ in range(3): f(a)
+    for _ in range(2):
       with self.assertRaises(JitError): f(b)
       self.assertEqual(f(a).tolist(), [2.0] * 4)
     g = TinyJit(lambda x, y: (x + y).realize())
