@@ -1,8 +1,8 @@
 """Child of `dev bench`: what eager launches, captures and replays cost the host, with the QCOM driver that DEV and PYTHONPATH select.
 
-Nothing is executed. Prints one line of JSON when it is ready: {"first": seconds of the first kernel of the process}. Then answers each line on stdin, a JSON list of a
-measurement's name and its arguments, with one line of JSON. Times are in ns and without what the virtual kernel took. The two inputs of a captured
-function take turns.
+Nothing is executed. Prints one line of JSON when it is ready: {"first": seconds of the first kernel of the process}. Then answers each line on stdin,
+a JSON list of a measurement's name and its arguments, with one line of JSON. Times are in ns and without what the virtual kernel took. The two inputs
+of a captured function take turns.
 """
 from __future__ import annotations
 import ctypes, functools, gc, json, pathlib, sys, time
