@@ -91,7 +91,7 @@ def register(arch: str = ARCH) -> str:
   """Makes the device known to tinygrad and returns its name. `arch` may carry IMAGE_PITCH_ALIGNMENT."""
   name = "IR3IMG" if "," in arch else "IR3CORE"
   if (mod := f"tinygrad.runtime.ops_{name.lower()}") in sys.modules: return name
-  from tinygrad.device import Allocator, Compiled
+  from tinygrad.device import Allocator, Compiled, Device as Devices
   from tinygrad.helpers import DEV, is_image_shape
   from tinygrad.renderer.nir import IR3Renderer
 
@@ -132,6 +132,7 @@ def register(arch: str = ARCH) -> str:
   setattr(module, Device.__name__, Device)
   Device.__module__ = mod
   sys.modules[mod] = module
+  if name not in Devices._devices: Devices._devices.append(name)
   return name
 
 __all__ = ["Kernel", "Memory", "engine", "log", "memory", "options", "register"]
