@@ -535,6 +535,7 @@ class QCOMDevice(HCQ2Compiled):
     except ExceptionGroup as e: raise RuntimeError("no usable QCOM device. " + "; ".join(str(x) for x in e.exceptions)) from e
     try:
       self.queue, self.signals = self.iface.queue, dict[tuple, Buffer]()
+      self.timestamps:weakref.WeakValueDictionary[tuple, Buffer] = weakref.WeakValueDictionary() # a batch's, as long as it is linked
       super().__init__(device, QCOMAllocator(self), self.iface.renderers, QCOMProgram,
                        arch=("a%d%d%d" + (",IMAGE_PITCH_ALIGNMENT=64" if IMAGE else "")) % self.iface.gpu_id)
       self.pm_bufferize = PatternMatcher([
@@ -553,8 +554,9 @@ class QCOMDevice(HCQ2Compiled):
   def done(self) -> memoryview: return self.signal("timeline")._buf.cpu_view().view(fmt='I').mv # the GPU writes the low 32 bits of the timeline
 
   def signal(self, name:str|int, init_value:int=0, device:str|None=None) -> Buffer: # type: ignore[override]
-    if (key:=(name, device)) not in self.signals: self.signals[key] = HCQ2Compiled.signal.__wrapped__(self, name, init_value, device)
-    return self.signals[key]
+    cache:Any = self.timestamps if isinstance(name, int) else self.signals
+    if (buf:=cache.get((name, device))) is None: buf = cache[name, device] = HCQ2Compiled.signal.__wrapped__(self, name, init_value, device)
+    return buf
 
   def new_buffer(self, b:UOp, cache:bool) -> Buffer: # tables are read by the host only
     return Buffer("CPU" if b.tag == "table" else self.device, b.max_numel(), b.dtype, options=BufferSpec(cpu_access=True, nolru=True))
@@ -586,7 +588,7 @@ class QCOMDevice(HCQ2Compiled):
   def run_batch(self, call:UOp, ast:UOp, inputs:list[int], var_vals:dict[str, int]):
     """Runs a linked batch: `inputs` are the GPU addresses of its inputs in the order of HCQInfo.input_idxs."""
     fxn, args, batch, info = self.bind(call, ast)
-    self._run(fxn, args if info is None else args + [ctypes.c_uint64(v) for v in info.vals(var_vals)], batch, inputs, call.arg.name)
+    self._run(fxn, args if info is None else args + [ctypes.c_uint64(v) for v in info.vals(var_vals)], batch, inputs, call.arg.name, keep=call)
 
   def run_encoder(self, enc:Encoder, name:str):
     blob, fields, addrs = enc.tables()
@@ -680,8 +682,8 @@ class QCOMDevice(HCQ2Compiled):
       if self.kept is not None: self.raise_kept()
       if self.inflight:
         self._wait(self.inflight[-1].timeline, timeout)
-        self.inflight.clear()
       if self.prof_ents: self.collect_prof()
+      self.inflight.clear()
 
   @contextlib.contextmanager
   def keeping(self):
@@ -708,8 +710,8 @@ class QCOMDevice(HCQ2Compiled):
       for b in gc.get_objects():
         if type(b) is HCQBuffer and b.owner is self: b.va_addr, b.view = LOST, None
       for key in [k for k in runtime_cache if k[1] == self.device]: del runtime_cache[key]
-      for c in (hcq2.hcq_compile_cache, hcq2.link_buf_cache, hcq2.link_linear_cache, programs, self.bound, self.signals, self.allocator.cache,
-                self.allocator.slabs, self.inflight, self.prof_ents): c.clear() # type: ignore[attr-defined]
+      for c in (hcq2.hcq_compile_cache, hcq2.link_buf_cache, hcq2.link_linear_cache, programs, self.bound, self.signals, self.timestamps,
+                self.allocator.cache, self.allocator.slabs, self.inflight, self.prof_ents): c.clear() # type: ignore[attr-defined]
       for k in ("done", "_scratch"): self.__dict__.pop(k, None)
       self.kept, self.queue.error, self.queue.fence = None, 0, 0
       self.iface = type(self.iface)(self, self.device_id)

@@ -1,0 +1,153 @@
+"""Work that repeats for weeks: after a warm-up nothing grows, and what is dropped is given back. All checks of the virtual GPU are on."""
+from __future__ import annotations
+import ctypes, gc, json, os, pathlib, pickle, subprocess, sys
+import numpy as np
+import pytest
+from test.qcom_open import virtual
+from tinygrad import Tensor, TinyJit
+from tinygrad.helpers import Context
+from tinygrad.runtime.support import hcq2
+
+@pytest.fixture(params=("MSM", "KGSL"))
+def kind(request): return request.param
+
+
+class Counts:
+  """What is alive, by name. `flat` compares two of them."""
+  def __init__(self, machine, dev, kind):
+    dev.synchronize()
+    gc.collect()
+    dev.allocator.free_cache()
+    machine.gpu.idle(10)
+    machine.msm.submits.clear(), machine.kgsl.commands.clear() # what the models keep for tests
+    live = (machine.msm if kind == "MSM" else machine.kgsl).live()
+    self.kernel = {k: live[k] for k in (("handles", "bos", "bytes", "iova_bytes", "mappings", "mapped_bytes", "queues") if kind == "MSM" else
+                                        ("contexts", "entries", "bytes", "va_bytes", "mappings", "mapped_bytes"))}
+    self.kernel |= {"fds": len(os.listdir("/proc/self/fd")), "slots": sum(s.used for s in dev.allocator.slabs), "live": len(dev.iface.live.starts)}
+    self.objects = len(gc.get_objects())
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/statm") as f: self.rss = int(f.read().split()[1]) * 4096
+
+  def flat(self, before, objects, rss=4 << 20):
+    """The same things of the kernel's, at most `objects` more Python objects, at most `rss` more resident bytes."""
+    assert self.kernel == before.kernel, f"grew: {[(k, before.kernel[k], v) for k, v in self.kernel.items() if v != before.kernel[k]]}"
+    assert self.objects - before.objects <= objects, f"{self.objects - before.objects} more Python objects"
+    assert self.rss - before.rss <= rss, f"{self.rss - before.rss} more resident bytes"
+
+def steady(kind, once, warm, times, objects, **settings):
+  with virtual(kind, **settings) as (machine, dev):
+    once = once(machine, dev)
+    for i in range(warm): once(i)
+    before = Counts(machine, dev, kind)
+    for i in range(warm, warm + times): once(i)
+    Counts(machine, dev, kind).flat(before, objects)
+
+SHAPE = (33, 20)
+def data(i): return (np.arange(660, dtype=np.float32).reshape(SHAPE) * 3 + i) % 17
+
+def test_replays_with_new_inputs(kind):
+  def work(machine, dev):
+    w = Tensor(data(7)).realize()
+    f = TinyJit(lambda x: ((x * w).contiguous() + x.sum()).realize())
+    def once(i): np.testing.assert_array_equal(f(Tensor(data(i)).realize()).numpy(), data(i) * data(7) + data(i).sum())
+    return once
+  steady(kind, work, 6, 60, 60)
+
+@pytest.mark.parametrize("schedule", ["asap", "late", 3])
+def test_captures_that_are_dropped_with_work_in_flight(kind, schedule):
+  def work(machine, dev):
+    x = Tensor(data(1)).realize()
+    def once(i):
+      f = TinyJit(lambda x: ((x + 2).contiguous() * 3).contiguous().realize())
+      for _ in range(3): out = f(x)
+      del f
+      if i % 4 == 0: np.testing.assert_array_equal(out.numpy(), (data(1) + 2) * 3)
+    return once
+  steady(kind, work, 5, 15, 120, schedule=schedule)
+
+def test_a_reference_cycle_of_captures_is_given_back_by_the_collector(kind):
+  def work(machine, dev):
+    x = Tensor(data(1)).realize()
+    def once(i):
+      holder = {}
+      holder["me"], holder["f"] = holder, TinyJit(lambda x: ((x + 2).contiguous() * 3).realize())
+      for _ in range(3): holder["f"](x)
+    return once
+  steady(kind, work, 4, 8, 120)
+
+def test_a_model_that_is_loaded_again(kind):
+  """Other weights into the same capture's tensors, a new model of new tensors, and captures that were pickled."""
+  class Model:
+    def __init__(self): self.a, self.b = Tensor(data(1)).realize(), Tensor(data(2)).realize()
+    def __call__(self, x): return ((x @ self.a.T).relu().contiguous() @ self.b).realize()
+  def ref(x, a, b): return np.maximum(x @ a.T, 0) @ b
+  def work(machine, dev):
+    kept, x = Model(), Tensor(data(3)).realize()
+    jit = TinyJit(kept.__call__)
+    for _ in range(3): jit(x)
+    def once(i):
+      kept.a.assign(Tensor(data(i))).realize(), kept.b.assign(Tensor(data(i + 1))).realize() # in place: a capture knows its weights by address
+      np.testing.assert_allclose(jit(x).numpy(), ref(data(3), data(i), data(i + 1)))
+      new = Model()
+      f = TinyJit(new.__call__)
+      for _ in range(3): out = f(x)
+      np.testing.assert_allclose(out.numpy(), ref(data(3), data(1), data(2)))
+      f = pickle.loads(pickle.dumps(f))
+      np.testing.assert_allclose(f(x).numpy(), ref(data(3), data(1), data(2)))
+    return once
+  steady(kind, work, 4, 6, 400)
+
+def test_eager_work_over_many_shapes_stays_within_the_caches(kind, monkeypatch):
+  """What eager kernels keep on the device (arguments, streams, code) is bounded however many different ones there are."""
+  for cache, size in ((hcq2.hcq_compile_cache, 8), (hcq2.link_linear_cache, 8), (hcq2.link_buf_cache, 12)): monkeypatch.setattr(cache, "size", size)
+  with virtual(kind) as (machine, dev):
+    x = Tensor(np.arange(400, dtype=np.float32)).realize()
+    def once(n): assert (x[:n] * 2 + 1).sum().item() == n * (n - 1) + n
+    counts = []
+    for n in range(1, 46):
+      once(n)
+      if n % 15 == 0: counts.append(Counts(machine, dev, kind))
+    _, second, third = (c.kernel for c in counts)
+    assert third["bytes"] == second["bytes"] and third["slots"] <= second["slots"] + 8 and third["slots"] < 60, counts
+    for n in (1, 5, 45): once(n)                              # those that went come back
+
+def test_a_beam_search(kind):
+  def work(machine, dev):
+    a = data(1)
+    def once(i):
+      with Context(PARALLEL=0, IGNORE_BEAM_CACHE=1, CACHELEVEL=0, BEAM=1):
+        from tinygrad.engine import realize
+        for c in (realize.to_program_cache, hcq2.link_linear_cache, hcq2.link_buf_cache): c.clear() # the same kernel is searched for again
+        np.testing.assert_array_equal((Tensor(a) + 1).numpy(), a + 1)
+    return once
+  steady(kind, work, 2, 2, 3000)
+
+def test_freed_addresses_and_handles_that_the_kernel_gives_again_are_not_confused(kind):
+  """A capture with a baked weight, while tensors of the same size come and go: right numbers, or a refusal once the weight itself went."""
+  with virtual(kind, schedule="late") as (machine, dev):
+    sizes = [300000, 700000]                                  # BOs of their own
+    weights = {n: Tensor(np.full(n, 5, np.float32)).realize() for n in sizes}
+    fs = {n: TinyJit(lambda x, n=n: (x + weights[n]).realize()) for n in sizes}
+    seen: set[int] = set()
+    again = 0
+    for i in range(24):
+      n = sizes[i % 2]
+      x = Tensor(np.full(n, i, np.float32)).realize()
+      again += (addr:=int(x.uop.buffer._buf.va_addr)) in seen
+      seen.add(addr)
+      out = fs[n](x)
+      del x
+      if i % 3 == 0: dev.allocator.free_cache()
+      if i % 5 == 0: np.testing.assert_array_equal(out.numpy(), np.full(n, i + 5))
+    assert again, "no address was used twice"
+
+
+def test_the_soak_in_its_short_form(kind):
+  """bench/soak.py is not part of a tinygrad checkout."""
+  root = pathlib.Path(__file__).resolve().parents[2]
+  if not (root / "bench/soak.py").is_file(): pytest.skip("no bench/soak.py beside the tests")
+  env = {**os.environ, "DEV": f"MOCK{kind}+QCOM:IR3", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+  done = subprocess.run([sys.executable, str(root / "bench/soak.py"), "300", "40"], env=env, capture_output=True, text=True, timeout=500)
+  assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+  last = json.loads(done.stdout.splitlines()[-1])
+  assert last["n"] == 40 and last["grew"] == []
