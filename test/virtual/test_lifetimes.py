@@ -120,7 +120,7 @@ def test_a_beam_search(kind):
         for c in (realize.to_program_cache, hcq2.link_linear_cache, hcq2.link_buf_cache): c.clear() # the same kernel is searched for again
         np.testing.assert_array_equal((Tensor(a) + 1).numpy(), a + 1)
     return once
-  steady(kind, work, 2, 2, 3000)
+  steady(kind, work, 3, 2, 3000)
 
 def test_freed_addresses_and_handles_that_the_kernel_gives_again_are_not_confused(kind):
   """A capture with a baked weight, while tensors of the same size come and go: right numbers, or a refusal once the weight itself went."""
