@@ -107,7 +107,7 @@ def test_a_run_can_be_decoded_from_its_capture(tmp_path, kind, full, monkeypatch
   got = [(d.names, dispatch) for d in decoded for dispatch in d.dispatches]
   assert [groups for _, (groups, _, _) in got] == [groups for _, groups, _, _ in launched]
   for d in decoded:
-    for groups, regs, loads in d.dispatches:
+    for _, regs, loads in d.dispatches:
       name, _, code, consts = launched.pop(0)
       assert name in d.names
       image = d.read(regs[0xa9b4] | regs[0xa9b5] << 32, 128 * regs[0xa9bc])

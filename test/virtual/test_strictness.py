@@ -64,7 +64,7 @@ def workload(rng: np.random.Generator, image: bool) -> int:
   np.testing.assert_allclose(t.numpy(), want, 1e-3, 1e-3)
   f = TinyJit(lambda x: (((x + 1).contiguous() * 3).contiguous() - 5).contiguous().max(axis=1).contiguous().realize())
   x = Tensor(f32(40, 32)).realize()
-  for i in range(6):
+  for _ in range(6):
     new = f32(40, 32)
     x.assign(Tensor(new, device="CPU").to(x.device)).realize()
     np.testing.assert_array_equal(f(x).numpy(), ((new + 1) * 3 - 5).max(axis=1))
