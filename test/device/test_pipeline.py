@@ -1,7 +1,7 @@
 """The driving pipeline of examples/drive.py: frames in memory of others, warp, queues that are updated in the capture, vision, policy.
 
 Eager, captured and reloaded runs are equal in every byte of outputs and queues, with JIT=1 and 2, JIT_BATCH_SIZE 0 and 32, with and without memory
-planner; eager ones agree with numpy. 50 steps and openpilot's sizes: see docs/models.md. Without DEV on the virtual Adreno 630, through both interfaces.
+planner; eager ones agree with numpy. 50 steps, openpilot's sizes: docs/models.md. Without DEV: on the virtual Adreno 630, through both interfaces.
 """
 from __future__ import annotations
 import os, pathlib, subprocess, sys
