@@ -4,8 +4,8 @@
     DEV=MOCKMSM+QCOM ./dev run -m test.device.onnx_cases --only cpu.json --out msm.json those that passed there
     DEV=MOCKMSM+QCOM ./dev run -m test.device.onnx_cases conv_with relu                 those with one of these words in their names
 
-Each prints one line if it fails; at the end a count, and with --out a JSON object from name to "ok" or the failure's first line. Exit status 1 if one of
---only fails. A case that takes longer than --seconds counts as failed.
+Each prints one line if it fails; at the end a count, and with --out a JSON object from name to "ok" or the failure in a line. Exit status 1 if one
+of --only fails. A case that takes longer than --seconds counts as failed.
 """
 from __future__ import annotations
 import argparse, json, pathlib, signal, sys, tempfile, warnings
