@@ -15,7 +15,8 @@ def cover(series: Series) -> str:
   return "\n".join(lines) + "\n"
 
 def export(dest: pathlib.Path) -> list[pathlib.Path]:
-  """Writes 0000-cover-letter.patch and one patch per commit to `dest`. Replaces patches of an earlier export there, touches nothing else."""
+  """Writes 0000-cover-letter.txt and one patch per commit to `dest`, so that `git am DEST/*.patch` takes the commits. Replaces patches of an earlier
+  export there, touches nothing else. Returns the letter and the patches."""
   series = ser.load()
   if not series.entries: raise Problem("series.toml has no commit to export")
   base, commits = tree.history(series)
@@ -24,10 +25,10 @@ def export(dest: pathlib.Path) -> list[pathlib.Path]:
   mailer = ("-c", f"user.name={series.author.rsplit(' <', 1)[0]}", "-c", f"user.email={series.author.rsplit('<', 1)[1].rstrip('>')}")
   git(TREE, *mailer, "format-patch", "-q", "--binary", "--full-index", "--no-signature", "--cover-letter", "--zero-commit",
       "-o", dest.resolve(), f"{base}..{commits[-1]}")
-  letter = dest / "0000-cover-letter.patch"
+  letter = (dest / "0000-cover-letter.patch").rename(dest / "0000-cover-letter.txt")
   text = letter.read_text().replace("*** SUBJECT HERE ***", f"tinygrad on mainline Adreno 630, for {series.base}")
   letter.write_text(text.replace("*** BLURB HERE ***\n", cover(series)))
-  return sorted(dest.glob("*.patch"))
+  return [letter, *sorted(dest.glob("*.patch"))]
 
 def main(args: list[str]) -> int:
   """dev export [DIR]"""
