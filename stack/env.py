@@ -112,8 +112,10 @@ def clang() -> str:
 
 def environment(extra: Mapping[str, str] | None = None, tree: pathlib.Path = TREE) -> dict[str, str]:
   """What `dev run` and `dev test` add to the user's environment: the built tree first on PYTHONPATH, the chosen compiler, .venv/bin on PATH, and
-  the LLVM library of .venv, since whatever LLVM the system has may be too old for tinygrad (LLVM 15 refuses its untyped pointers)."""
-  env = dict(os.environ)
+  the LLVM library of .venv, since whatever LLVM the system has may be too old for tinygrad (LLVM 15 refuses its untyped pointers). Bytecode is
+  kept below build/ even where the user's environment keeps none: tinygrad's bindings take a second to compile, in each of many processes."""
+  env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+  env["PYTHONPYCACHEPREFIX"] = str(BUILD / "pycache")
   env["PYTHONPATH"] = os.pathsep.join([str(tree), *filter(None, [env.get("PYTHONPATH")])])
   env["CC"] = clang()
   if (llvm := VENV / "lib" / "libLLVM.so").exists(): env.setdefault("LLVM_PATH", str(llvm))

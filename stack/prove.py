@@ -52,7 +52,8 @@ def folder(name: str) -> pathlib.Path:
 
 def settings(tree: pathlib.Path, extra: Mapping[str, str]) -> dict[str, str]:
   """Environment of a run in `tree`: its own caches, so that nothing compiled before a change is taken for the result after it."""
-  caches = {"XDG_CACHE_HOME": str(tree / ".cache"), "HYPOTHESIS_STORAGE_DIRECTORY": str(tree / ".cache" / "hypothesis")}
+  caches = {"XDG_CACHE_HOME": str(tree / ".cache"), "HYPOTHESIS_STORAGE_DIRECTORY": str(tree / ".cache" / "hypothesis"),
+            "PYTHONPYCACHEPREFIX": str(tree / ".cache" / "bytecode")}
   return env.environment({**caches, **extra}, tree=tree)
 
 def run_tests(tree: pathlib.Path, nodes: Iterable[str], extra: Mapping[str, str]) -> list[Outcome]:
