@@ -6,8 +6,9 @@ import pytest
 from test.qcom_open import virtual
 from test.mockgpu import qcom
 from test.mockgpu.qcom.kernel import Abi
-from tinygrad import Tensor, TinyJit, UOp
+from tinygrad import Tensor, TinyJit, UOp, dtypes
 from tinygrad.codegen.opt import Opt, OptOps
+from tinygrad.device import Buffer
 from tinygrad.helpers import Context
 from tinygrad.runtime import ops_qcom
 from tinygrad.runtime.support.qcom_iface import QCOMError
@@ -55,7 +56,7 @@ def test_each_buffer_of_a_submit_is_missed_when_it_is_not_listed(monkeypatch):
   rng = np.random.default_rng(1)
   A, B, W = (rng.integers(-9, 9, (64, 64)).astype(np.float32) for _ in range(3))
   with virtual("MSM") as (machine, dev), Context(PROFILE=1):
-    thief = Thief(machine.msm)
+    thief, zeros = Thief(machine.msm), Buffer("PYTHON", 64 * 64, dtypes.float32, opaque=memoryview(bytearray(4 * 64 * 64)))
     weight, empty = Tensor(W).realize(), Tensor.empty(64, 64).realize()
     f = TinyJit(lambda x: (Tensor.custom_kernel(empty, x, weight, fxn=spilling_matmul)[0] + weight).realize())
     xs = [Tensor(v).realize() for v in (A, B, A)]
@@ -102,6 +103,7 @@ def test_each_buffer_of_a_submit_is_missed_when_it_is_not_listed(monkeypatch):
           if kind == "timestamp": assert "CP_REG_TO_MEM" in text, text
         thief.handle = 0
         recover(dev)
+        empty.uop.buffer.copy_from(zeros)                     # the client's own buffer, written and read: nobody but the client can say what is in it
         np.testing.assert_array_equal(f(xs[1]).numpy(), B @ W + W, err_msg=f"after {kind} was missing")
 
 def test_a_gpu_that_may_not_see_the_arena_says_so(monkeypatch):
