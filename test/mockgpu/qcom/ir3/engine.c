@@ -562,11 +562,12 @@ static inline void scan_addresses(W *w, const struct uop *u, struct scan *s, u32
       lo = x < lo ? x : lo, hi = x > hi ? x : hi;
     }
   } else {
-    for (u32 i = 0; i < WAVE; i++) s->addr[i] = e >> i & 1 ? ((u64)ahi[i] << 32 | alo[i]) + (u64)(s64)u->imm : first;
-    for (u32 i = 0; i < WAVE; i++) {
-      s64 x = (s64)s->addr[i];
-      odd |= (u64)x, same |= (u64)x ^ first;
-      if (i < full_lanes) step |= (u64)x ^ (first + (u64)i * bytes);
+    for (u64 m = e; m; m &= m - 1) {
+      u32 i = (u32)__builtin_ctzll(m);
+      u64 a = ((u64)ahi[i] << 32 | alo[i]) + (u64)(s64)u->imm;
+      s64 x = (s64)a;
+      s->addr[i] = a;
+      odd |= a, same |= a ^ first, step |= i < full_lanes ? a ^ (first + (u64)i * bytes) : 0;
       lo = x < lo ? x : lo, hi = x > hi ? x : hi;
     }
   }
@@ -791,8 +792,17 @@ LDL(4, u32, u32, V32)
 
 // *** private memory: word `o / 4` of fiber i lies at word[(o / 4) * 64 + i]; what a fiber can see is the same in either hardware layout
 
+// Offset of all fibers, if the wave is whole and they agree on an aligned one inside; NONE otherwise.
+static inline u32 same_offset(W *w, const struct uop *u, const u32 *a, u32 bytes) {
+  u32 odd = 0; u64 o = (u64)a[0] + (u64)(s64)u->imm;
+  if (w->exec != ~0ull || (o & 3) || o > w->run->pvt_bytes || o + bytes > w->run->pvt_bytes) return NONE;
+  VECTOR for (int i = 0; i < WAVE; i++) odd |= a[i] ^ a[0];
+  return odd ? NONE : (u32)o;
+}
 #define LDP(SZ, MT, RT, V) H(LDP##SZ) { \
-    u32 n = u->aux, bytes = n * SZ, size = w->run->pvt_bytes; const u32 *a = V32(u->a); \
+    u32 n = u->aux, bytes = n * SZ, size = w->run->pvt_bytes, all = SZ == 4 ? same_offset(w, u, V32(u->a), bytes) : NONE; \
+    const u32 *a = V32(u->a); \
+    if (all != NONE) { memcpy(V(u->d), w->pvt + (u64)all * WAVE, (u64)bytes * WAVE); GO(u + 1); } \
     for (u64 m = w->exec; m; m &= m - 1) { \
       u32 i = (u32)__builtin_ctzll(m), bad = 0; u64 o = (u64)a[i] + (u64)(s64)u->imm; RT *d = V(u->d) + i; \
       if (UNLIKELY(o + bytes > size || o > size)) { report(w, F_PRIVATE_OUT_OF_BOUNDS, u->pc, i, o, bytes, 0); bad = 1; } \
@@ -800,7 +810,9 @@ LDL(4, u32, u32, V32)
       for (u32 c = 0; c < n; c++) { u64 q = o + c * SZ; d[c * WAVE] = bad ? 0 : *(const MT *)(w->pvt + (q / 4 * WAVE + i) * 4 + (q & 3)); } } \
     GO(u + 1); } \
   H(STP##SZ) { \
-    u32 n = u->aux, bytes = n * SZ, size = w->run->pvt_bytes; const u32 *a = V32(u->a); \
+    u32 n = u->aux, bytes = n * SZ, size = w->run->pvt_bytes, all = SZ == 4 ? same_offset(w, u, V32(u->a), bytes) : NONE; \
+    const u32 *a = V32(u->a); \
+    if (all != NONE) { memcpy(w->pvt + (u64)all * WAVE, V(u->d), (u64)bytes * WAVE); GO(u + 1); } \
     for (u64 m = w->exec; m; m &= m - 1) { \
       u32 i = (u32)__builtin_ctzll(m); u64 o = (u64)a[i] + (u64)(s64)u->imm; const RT *d = V(u->d) + i; \
       if (UNLIKELY(o + bytes > size || o > size)) { report(w, F_PRIVATE_OUT_OF_BOUNDS, u->pc, i, o, bytes, 1); continue; } \
