@@ -6,6 +6,7 @@ capture  captures, and the first kernel of a process
 memory   what a captured kernel keeps, and GPU memory and BOs of the runtime's own
          In these four nothing is executed, the time inside the virtual kernel is not counted on either side, and processes of all drivers live side
          by side and take turns. Medians are compared; minima are in the JSON.
+aligned  CPU kernels on aligned data against the unmodified tinygrad's, by both compilers: what the alignment fix costs
 shader   lane-instructions a second of the virtual shader core on one thread
 demo     time and memory of `dev demo` with everything set up and compiled before
 """
@@ -155,12 +156,20 @@ def demo() -> Iterator[Line]:
              {"cpu_s": round(usage.ru_utime + usage.ru_stime, 1)})
   yield Line("demo", "resident memory of dev demo", round(usage.ru_maxrss / 1024), "MiB", ("<=", 2048.0))
 
-BENCHES = ("replay", "eager", "capture", "memory", "shader", "demo")
+def alignment() -> Iterator[Line]:
+  from aligned import ratios, summary
+  with tempfile.TemporaryDirectory() as folder:
+    for dev, kernels in ratios(environment(pathlib.Path(folder)), dict(os.environ)):
+      middle, slowest = summary(kernels)
+      yield Line("aligned", f"{dev}: time of {len(kernels)} kernels, median", middle, "x", ("<=", 1.02), {"kernels": kernels})
+      yield Line("aligned", f"{dev}: the slowest, {slowest}", kernels[slowest], "x")
+
+BENCHES = ("replay", "eager", "capture", "memory", "aligned", "shader", "demo")
 
 def measure(names: set[str]) -> Iterator[Line]:
   if names & {"replay", "eager", "capture", "memory"}: yield from host(names)
-  for fn in (shader, memory, demo):
-    if fn.__name__ in names: yield from fn()
+  for name, fn in (("aligned", alignment), ("shader", shader), ("memory", memory), ("demo", demo)):
+    if name in names: yield from fn()
 
 def main(args: list[str]) -> int:
   if unknown := [a for a in args if a not in BENCHES]:
