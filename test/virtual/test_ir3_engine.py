@@ -309,3 +309,34 @@ def test_stale_lines_are_reported():
   assert f.kind == "stale" and f.address == a + 64
   mem.space.uche_invalidate()
   launch(text, mem, words(a))
+
+# *** translations kept on disk
+
+def test_a_program_of_an_earlier_process_runs_without_being_decoded(tmp_path, monkeypatch):
+  """And still tells what faulted. A torn file is made again, a folder that cannot be written does no harm."""
+  from test.mockgpu.qcom.ir3 import native
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  code, d = assemble(OUT + "ldg.u32 r2.x, g[r40.x], 1\nend"), lambda mem: Dispatch((1, 1, 1), (64, 1, 1), np.zeros(1024, np.uint32), mem.space)
+  def run_it() -> ShaderFault:
+    with pytest.raises(ShaderFault) as e: engine().run(native.Program(code, False), d(Memory()))
+    return e.value
+  first = run_it()
+  kept, = (f for f in tmp_path.rglob("*") if f.is_file())
+  decoded = []
+  monkeypatch.setattr(native, "Translator", lambda *a, **k: decoded.append(1))
+  again = run_it()
+  assert not decoded and str(again) == str(first) and "ldg.u32 r2.x, g[r40.x], 1" in str(again)
+  monkeypatch.undo()
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  kept.write_bytes(kept.read_bytes()[:100])
+  assert str(run_it()) == str(first) and len(kept.read_bytes()) > 100
+  monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+  assert str(run_it()) == str(first)
+
+def test_a_kept_program_is_for_its_tables_and_register_mode(tmp_path, monkeypatch):
+  from test.mockgpu.qcom.ir3 import native
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  code = assemble("end")
+  files = {native.Program(code, m)._file for m in (False, True)}
+  monkeypatch.setattr(native, "_tables", lambda: "other")
+  assert len(files | {native.Program(code, False)._file}) == 3

@@ -5,7 +5,7 @@ hardware would answer with an SMMU fault read 0 or are dropped, and are reported
 whose `faults` holds all of them.
 """
 from __future__ import annotations
-import ctypes, hashlib, os, pathlib, re, shlex, subprocess, sys, sysconfig, tempfile, time
+import contextlib, ctypes, functools, hashlib, os, pathlib, pickle, re, shlex, subprocess, sys, sysconfig, tempfile, time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from test.mockgpu.qcom.ir3.decode import Instr, decode_one
 from test.mockgpu.qcom.ir3 import image
 from test.mockgpu.qcom.ir3.image import Image, Sampler
 from test.mockgpu.qcom.ir3.isa import REG_NONE, ROUND_EVEN, ROWS, SHARED_FIRST, SHARED_LAST, UnknownInstruction
-from test.mockgpu.qcom.ir3.translate import LANES, OP, ROUTINES, UOP, UNI, VECTORS, Code, Translator, reachable, relative_files, steps_of
+from test.mockgpu.qcom.ir3.translate import LANES, OP, ROUTINES, UOP, UNI, VECTORS, Code, Translator, Step, reachable, relative_files, steps_of
 
 FAULTS = ("unmapped", "not_resident", "readonly", "out_of_bounds", "misaligned", "undefined_register", "undefined_const", "undefined_local",
           "fetch_past_end", "local_out_of_bounds", "private_out_of_bounds", "hang", "barrier_divergence", "stale", "unsettled", "call_stack",
@@ -82,38 +82,69 @@ class Dispatch:
   strict: bool = True                                  # definedness of registers, consts and local memory
   abort: ctypes.c_int32 | None = None                  # set to 1 from another thread to stop the run
 
+@dataclass(frozen=True)
+class Facts:
+  """What a launch must know of a program. Registers: highest id used, -1 for none."""
+  uses_local: bool
+  uses_private: bool
+  max_full: int
+  max_half: int
+  relative: bool
+
 class Program:
-  """A decoded program: `instrs` maps instruction index -> Instr for everything control flow can reach."""
+  """A program. Translations are kept on disk, by content and by the version of the tables that made them: decoding costs more than most launches."""
   def __init__(self, code: bytes, merged_regs: bool):
     if not code or len(code) % 8: raise ValueError(f"IR3 code of {len(code)} bytes: not a positive multiple of 8")
-    self.merged_regs = merged_regs
+    self.merged_regs, self._words = merged_regs, code
+    self._file = cache_dir() / f"programs-{_tables()}" / hashlib.sha256(code + bytes([merged_regs])).hexdigest()[:32]
+    self.facts, self._code = self._load()
+
+  def _load(self) -> tuple[Facts, dict[tuple, Code]]:
+    with contextlib.suppress(Exception): return pickle.loads(self._file.read_bytes())      # absent, or torn: decoded anew
+    regs = [r for ss in self._steps.values() for s in ss for r in (*s.reads, *s.writes)]
+    ins = self.instrs.values()
+    return Facts(any(i.name[:3] in ("ldl", "stl") or i.row.form == "atomic.l" for i in ins), any(i.name[:3] in ("ldp", "stp") for i in ins),
+                 max((n for f, n in regs if f == "r" and n < SHARED_FIRST), default=-1), max((n for f, n in regs if f == "h"), default=-1),
+                 bool(relative_files(self.instrs, self.merged_regs))), {}
+
+  @functools.cached_property
+  def instrs(self) -> dict[int, Instr]:
+    """Instruction index -> Instr for everything control flow can reach. Raises UnknownInstruction."""
     decoded: dict[int, Instr] = {}
     failed: dict[int, UnknownInstruction] = {}
-    for pc, w in enumerate(np.frombuffer(code, "<u8").tolist()):
+    for pc, w in enumerate(np.frombuffer(self._words, "<u8").tolist()):
       try: decoded[pc] = decode_one(w, pc)
       except UnknownInstruction as e: failed[pc] = e
     live = reachable(decoded)
     for pc in sorted(failed):
       if pc == 0 or any(pc - 1 == p and decoded[p].name not in ("end", "jump", "ret") or decoded[p].row.form in ("branch", "target")
-                        and decoded[p].target == pc
-                        for p in live): raise failed[pc]
-    self.instrs = {pc: decoded[pc] for pc in sorted(live)}
-    self._code: dict[tuple, Code] = {}
-    self._steps = {pc: steps_of(i, merged_regs) for pc, i in self.instrs.items()}
-    self._relative = bool(relative_files(self.instrs, merged_regs))
-    regs = [r for ss in self._steps.values() for s in ss for r in (*s.reads, *s.writes)]
-    self.uses_local = any(i.name[:3] in ("ldl", "stl") or i.row.form == "atomic.l" for i in self.instrs.values())
-    self.uses_private = any(i.name[:3] in ("ldp", "stp") for i in self.instrs.values())
-    self.max_full = max((n for f, n in regs if f == "r" and n < SHARED_FIRST), default=-1)
-    self.max_half = max((n for f, n in regs if f == "h"), default=-1)
+                        and decoded[p].target == pc for p in live): raise failed[pc]
+    return {pc: decoded[pc] for pc in sorted(live)}
+
+  @functools.cached_property
+  def _steps(self) -> dict[int, list[Step]]: return {pc: steps_of(i, self.merged_regs) for pc, i in self.instrs.items()}
 
   def translated(self, ids: tuple[int, ...], strict: bool, cov_round: int, full_regs: int) -> Code:
     """`ids`: registers of local id, workgroup id, size and offset (3 each) and linear local id."""
-    key = (ids, strict, cov_round, full_regs if self._relative else 0)
+    key = (ids, strict, cov_round, full_regs if self.facts.relative else 0)
     if key not in self._code:
       self._code[key] = Translator(self.instrs, self._steps, merged=self.merged_regs, ids=ids, strict=strict, cov_round=cov_round,
                                    full_regs=full_regs).result()
+      with contextlib.suppress(OSError): self._save()         # a full or read-only disk only costs time
     return self._code[key]
+
+  def _save(self) -> None:
+    self._file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=self._file.parent, delete=False) as tmp: tmp.write(pickle.dumps((self.facts, self._code)))
+    os.replace(tmp.name, self._file)
+
+@functools.cache
+def _tables() -> str:
+  """Names the version of everything a translation depends on."""
+  here = pathlib.Path(__file__).parent
+  return hashlib.sha256(b"".join((here / f).read_bytes() for f in ("isa.py", "decode.py", "translate.py", "native.py"))).hexdigest()[:12]
+
+def cache_dir() -> pathlib.Path: return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "qcom-virtual"
 
 # *** building the engine
 
@@ -147,8 +178,7 @@ def compile_c(source: pathlib.Path, flags: Sequence[str], headers: Mapping[str, 
   cpu = "\n".join(line for line in cpu.splitlines() if line.startswith(("flags", "Features", "model name")))
   parts = [source.read_bytes(), *(h.encode() for h in headers.values()), " ".join(cc).encode(), cpu.encode(), sys.platform.encode()]
   key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
-  cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "qcom-virtual"
-  if (lib := cache / f"{source.stem}-{key}.so").exists(): return lib
+  if (lib := (cache := cache_dir()) / f"{source.stem}-{key}.so").exists(): return lib
   cache.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=cache) as tmp:
     for name, text in headers.items(): (pathlib.Path(tmp) / name).write_text(text)
@@ -198,7 +228,7 @@ class Engine:
     if d.f16_no_inf: raise ValueError("SP_FLOAT_CNTL.F16_NO_INF is not implemented")
     if d.merged_regs != prog.merged_regs: raise ValueError("program was decoded for the other MERGEDREGS setting")
     if d.strict:
-      for what, used, limit in (("full", prog.max_full, d.full_regs), ("half", prog.max_half, d.half_regs)):
+      for what, used, limit in (("full", prog.facts.max_full, d.full_regs), ("half", prog.facts.max_half, d.half_regs)):
         if used >= limit * 4: raise ShaderFault("register_limit", address=used, text=f"{what} register r{used >> 2} used, footprint is {limit} vec4")
     ids = (d.lid_reg, d.wgid_reg, d.wgsize_reg, d.wgoffset_reg, d.linear_lid_reg)
     for what, reg in zip(("WGID", "WGSIZE", "WGOFFSET"), ids[1:]):
@@ -230,7 +260,8 @@ class Engine:
              len(code.unis), len(code.poison32), len(code.poison16), len(segs), len(tex), len(uav), len(ubo), len(samp),
              code.blocks, code.wave_bytes,
              code.defs[0], code.defs[1], len(code.def_init),
-             d.groups, d.local, size, d.offset, tuple(code.ids), d.local_bytes if prog.uses_local else 0, d.pvt_bytes if prog.uses_private else 0,
+             d.groups, d.local, size, d.offset, tuple(code.ids), d.local_bytes if prog.facts.uses_local else 0, d.pvt_bytes
+             if prog.facts.uses_private else 0,
              order, self.threads if work > 4000 else 1, MAX_FAULTS, 0, int(d.strict), 0, d.cf_mask,
              int(code.own_consts))
     if Engine._lib.ir3_run(ctypes.byref(r)): raise MemoryError("the shader engine could not allocate its wave contexts")
