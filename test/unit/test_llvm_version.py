@@ -2,14 +2,16 @@ import os, subprocess, sys, tempfile, unittest
 
 class TestLLVMVersion(unittest.TestCase):
   def run_with(self, path:str) -> str:
-    done = subprocess.run([sys.executable, "-c", "from tinygrad import Tensor\nprint((Tensor([1, 2, 3]) + 1).tolist())"], capture_output=True, text=True,
-                          env={**os.environ, "DEV": "CPU:LLVM", "LLVM_PATH": path, "PARALLEL": "0", "CCACHE": "0"})
+    env = {**os.environ, "DEV": "CPU:LLVM", "LLVM_PATH": path, "PARALLEL": "0", "CCACHE": "0"}
+    done = subprocess.run([sys.executable, "-c", "from tinygrad import Tensor\nprint((Tensor([1, 2, 3]) + 1).tolist())"], env=env, capture_output=True,
+                          text=True)
     return done.stdout + done.stderr
 
   def test_too_old(self):
     # a library with the functions of LLVM 15 that are called first, and none that is newer
     with tempfile.TemporaryDirectory() as tmp:
-      names = [f"LLVMInitialize{arch}{part}" for arch in ("X86", "AArch64") for part in ("Target", "TargetInfo", "TargetMC", "AsmParser", "AsmPrinter")]
+      parts = ("Target", "TargetInfo", "TargetMC", "AsmParser", "AsmPrinter")
+      names = [f"LLVMInitialize{arch}{part}" for arch in ("X86", "AArch64") for part in parts]
       names += ["LLVMGetHostCPUName", "LLVMGetHostCPUFeatures"]
       with open(f"{tmp}/old.c", "w") as f: f.write("".join(f'const char *{n}(void) {{ return ""; }}\n' for n in names))
       path = f"{tmp}/libLLVM-15.so"
