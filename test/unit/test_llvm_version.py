@@ -3,8 +3,8 @@ import os, subprocess, sys, tempfile, unittest
 class TestLLVMVersion(unittest.TestCase):
   def run_with(self, path:str) -> str:
     env = {**os.environ, "DEV": "CPU:LLVM", "LLVM_PATH": path, "PARALLEL": "0", "CCACHE": "0"}
-    done = subprocess.run([sys.executable, "-c", "from tinygrad import Tensor\nprint((Tensor([1, 2, 3]) + 1).tolist())"], env=env, capture_output=True,
-                          text=True)
+    done = subprocess.run([sys.executable, "-c", "from tinygrad import Tensor\nprint((Tensor([1, 2, 3]) + 1).tolist())"], env=env,
+                          capture_output=True, text=True)
     return done.stdout + done.stderr
 
   def test_too_old(self):
