@@ -116,7 +116,8 @@ BEHAVIOURS = [
   Behaviour("errors reach the thread that waits, at once", ("test_msm_model.py::test_the_waiter_is_told_of_violations",
                                                             "test_kgsl_model.py::test_the_waiter_is_told_of_violations",
                                                             f"{G}::test_a_bug_of_the_model_ends_the_job_and_says_so"),
-            ("test_crash.py::test_the_runtime_under_a_kernel_that_kills_by_the_clock",)),
+            ("test_strictness.py::test_an_error_of_the_emulator_reaches_the_thread_that_waits",
+             "test_crash.py::test_the_runtime_under_a_kernel_that_kills_by_the_clock",)),
 ]
 
 def table() -> str:

@@ -53,6 +53,9 @@ def heap_fd(c: Any, size: int = 4096) -> int:
     heap.ioctl(0xc0184800, buf:=bytearray(struct.pack("<QIIQ", size, 0, os.O_CLOEXEC | os.O_RDWR, 0)))
   c.fds.append(fd:=struct.unpack_from("<I", buf, 8)[0])
   return fd
+def fixed(c: Any, at: int) -> int:
+  c.maps.append((at, 4096))
+  return c.mmap(c.alloc(), start=at, flags=1 | 0x10)
 def user_mem(c: Any, **kw: Any) -> Any: return c("MAP_USER_MEM", **{"memtype": 2, "len": 4096, **kw})
 def import_fd(c: Any, fd: int, **kw: Any) -> int:
   return c("GPUOBJ_IMPORT", **{"type": 3, "priv": c.buffer(struct.pack("<i", fd)), "priv_len": 4, **kw}).id
@@ -111,6 +114,7 @@ RULES = [
   R("kgsl_mmap", "freed", lambda c: (free(c, i:=c.alloc()), c.mmap(i)), errno.EINVAL),
   R("kgsl_mmap", "MAP_FIXED outside the window", lambda c: c.mmap(c.alloc(), start=0x10000000, flags=1 | 0x10), errno.ENOMEM),
   R("kgsl_mmap", "MAP_FIXED where another object lies", lambda c: c.mmap(c.alloc(), start=c.ib, flags=1 | 0x10), errno.ENOMEM),
+  R("kgsl_mmap", "MAP_FIXED where nothing lies", lambda c: fixed(c, SVM + 0x5000000) - SVM, 0x5000000),
   R("kgsl_mmap", "window full", lambda c: c.mmap(c.alloc(1 << 20), 1 << 20), errno.ENOMEM, {"kgsl_va_size": 1 << 19}),
   R("kgsl_ioctl_map_user_mem", "memtype", lambda c: user_mem(c, memtype=0), errno.EOPNOTSUPP),
   R("kgsl_ioctl_map_user_mem", "hostptr 0", lambda c: user_mem(c), errno.EINVAL),
@@ -161,6 +165,8 @@ RULES = [
   R("_verify_ib", "whether it is mapped is not checked", lambda c: c.command(c.ctx, [(SVM + 0x100000, 16)]), 1),
   R("adreno_dispatcher_queue_cmds", "timestamps count from 1", lambda c: (command(c), command(c), c.command(c.context(), [(c.ib, 16)])), (1, 2, 1)),
   R("adreno_dispatcher_queue_cmds", "no IBs is a marker", lambda c: c.command(c.ctx), 1),
+  R("adreno_dispatcher_queue_cmds", "a marker retires in order",
+    lambda c: (command(c), c.command(c.ctx), c.gpu.finish(), c.timestamp(c.ctx), c.gpu.finish(), c.timestamp(c.ctx))[3::2], (1, 2)),
   R("adreno_dispatcher_queue_cmds", "invalid context", lambda c: (fault(c, 4), command(c)), errno.EDEADLK),
   R("get_timestamp", "user timestamps must grow",
     lambda c: (x:=c.context(OK_CTX | USER_TS), c.command(x, timestamp=7), c.command(x, timestamp=7)), errno.ERANGE),
@@ -188,6 +194,7 @@ RULES = [
   R("adreno_getproperty", "MMU_ENABLE takes more room", lambda c: c.property(6, 8)[:4], b"\1\0\0\0"),
   R("adreno_getproperty", "UCHE_GMEM_VADDR", lambda c: c.property(0x13, 8), struct.pack("<Q", 0x100000)),
   R("adreno_getproperty", "DEVICE_BITNESS", lambda c: c.property(0x18, 4), struct.pack("<I", 48)),
+  R("adreno_getproperty", "VERSION, 16 bytes", lambda c: struct.unpack("<4I", c.property(8, 16))[:2], (3, 14)),
   R("adreno_getproperty", "RESET_STAT, context", lambda c: c.property(9, 4, struct.pack("<I", 99)), errno.EINVAL),
   R("adreno_getproperty", "RESET_STAT, innocent life", lambda c: c.property(9, 4, struct.pack("<I", c.ctx)), bytes(4)),
   R("adreno_setproperty", "unknown", lambda c: c("SETPROPERTY", type=1, sizebytes=4), errno.EINVAL),

@@ -1,10 +1,11 @@
 """The table of strictness checks is complete, and the runtime comes by every one of them and passes."""
 from __future__ import annotations
 import ast, pathlib
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 import numpy as np
 import pytest
+from test.mockgpu.qcom import Config, GpuViolation
 from test.mockgpu.qcom.report import REMEDY
 from test.qcom_open import virtual
 from test.virtual.ir3_asm import assemble
@@ -16,6 +17,7 @@ from tinygrad.codegen.opt import Opt, OptOps
 from tinygrad.device import Compiled, ProfileGraphEvent
 from tinygrad.engine.realize import run_linear
 from tinygrad.helpers import Context
+from tinygrad.runtime.support.qcom_iface import QCOMError
 
 HERE = pathlib.Path(__file__).resolve().parent
 functions: dict[str, set[str]] = {}
@@ -32,9 +34,10 @@ def test_every_test_that_is_named_exists_and_speaks_of_its_check() -> None:
   for b in BEHAVIOURS:
     for name in (*b.fires, *b.passes): assert exists(name), name
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_has_the_table_and_every_setting() -> None:
   page = HERE.parents[1] / "docs" / "virtual-adreno.md"
   if not page.is_file(): pytest.skip("docs/ is in the stack's own repository only")
+  assert [f.name for f in fields(Config) if f.name != "clock" and f"`{f.name}`" not in page.read_text()] == []
   assert table() in page.read_text(), "put into the page what `PYTHONPATH=. python -m test.virtual.strictness` prints"
 
 # *** the runtime
@@ -90,6 +93,21 @@ def test_the_runtime_passes_every_check(kind: str, order: str | int, schedule: s
   assert [k for k, c in CHECKS.items() if not c.met(seen)] == [], seen
 
 # *** behaviours
+
+@pytest.mark.parametrize("kind", ["MSM", "KGSL"])
+def test_an_error_of_the_emulator_reaches_the_thread_that_waits(kind: str) -> None:
+  """Its GPU thread never dies in silence: the runtime's next wait raises, and the device goes on."""
+  with virtual(kind) as (machine, _):
+    x = Tensor(np.arange(64, dtype=np.float32)).realize()
+    np.testing.assert_array_equal((x + 1).numpy(), np.arange(64) + 1)
+    with pytest.MonkeyPatch.context() as m:
+      def broken(*args: Any) -> None: raise ZeroDivisionError("boom")
+      m.setattr(machine.gpu.engine, "run", broken)
+      with pytest.raises(GpuViolation, match="ZeroDivisionError: boom"): (x + 2).numpy()
+    while True:                                         # what the lost submit left behind is told, too
+      try: np.testing.assert_array_equal((x + 3).numpy(), np.arange(64) + 3)
+      except QCOMError: continue
+      break
 
 @pytest.mark.parametrize("order,last", [("forward", 9), ("reversed", 0)])
 def test_the_order_of_workgroups_shows_in_a_race(order: str, last: int) -> None:

@@ -503,9 +503,9 @@ class KGSL(Model):
 
   def device_waittimestamp_ctxtid(self, c: Client, a: Any) -> None:
     ctx = self._context(c, a.context_id)
+    self.tell(c)                                        # why the context is invalid, before that it is
     self._check_state(ctx)
     if not ctx.flags & USER_TS and after(a.timestamp, ctx.queued): raise error(errno.EINVAL, f"timestamp {a.timestamp} of {ctx.queued} queued")
-    self.tell(c)
     deadline = None if a.timeout in (0, 0xffffffff) else self.machine.clock() + a.timeout * 1_000_000
     pending = ctx.pending.get(a.timestamp)
     ok = self.wait(lambda: not after(a.timestamp, ctx.retired) or ctx.invalid or ctx.detached or bool(c.reports), deadline,
