@@ -5,6 +5,8 @@ The expectations are written from the ISA's description in plain numpy, not from
 import itertools
 import numpy as np
 import pytest
+import tinygrad  # noqa: F401  (sets the recursion limit, which hypothesis wants to find as it was)
+from hypothesis import HealthCheck, given, settings, strategies as st
 from test.mockgpu.qcom.ir3.isa import BY_NAME, CONDS, ROWS, UnknownInstruction
 from test.virtual.ir3_lab import pad, run
 
@@ -138,6 +140,35 @@ def test_alu_row_computes_what_numpy_does(name, w):
   got = run(f"{name} {ho}r8.x, {', '.join(regs)}", {r: a.view(U[w]) for r, a in zip(regs, ins)},
             {f"{ho}r8.x": (F if kind == "f" else U)[out]})[f"{ho}r8.x"]
   same(got, fn(*(a if fl else a.view(U[w]) for a in ins)), ins, f"{name} at {w} bits")
+
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(ALU), st.integers(0, 1 << 30), st.lists(st.integers(0, (1 << 32) - 1), max_size=3), st.sampled_from(("", "(rpt1)", "c20.y")))
+def test_alu_rows_on_any_bits(case, seed, first, how):
+  """As above on random patterns of few and many bits, and those that hypothesis picks; also repeated, and with a constant in the first place."""
+  gen = np.random.default_rng(seed)
+  words = (gen.integers(0, 1 << 32, 192) >> gen.integers(0, 32, 192) << gen.integers(0, 8, 192)).tolist()
+  for k, v in enumerate(first): words[64 * k] = v
+  name, w = case
+  row = BY_NAME[name]
+  n, fl = len(row.sem.split(":")[1].split(",")), row.sem.split(":")[1].startswith("f")
+  fn, kind, out = expect(name, w)
+  h, ho = "h" if w == 16 else "", "h" if out == 16 else ""
+  ins = [np.array(words[64 * k:64 * k + 64], np.uint64).astype(U[w]) for k in range(n)]
+  typed = [a.view(F[w]) if fl else a for a in ins]
+  const = how[:1] == "c" and row.form != "cat3b"
+  if const: ins[0] = np.full(64, ins[0][0])
+  value = int(ins[0][0])
+  if const and w == 16 and fl: value = int(ins[0][:1].view(np.float16).astype(np.float32).view(np.uint32)[0])     # demotion converts it back
+  typed[0] = ins[0].view(F[w]) if fl else ins[0]
+  regs = [f"{h}r{k + 1}.x" for k in range(n)]
+  shown = [f"{h}c20.y", *regs[1:]] if const else regs
+  got = run(f"{how if how[:1] == '(' else ''}{name} {ho}r8.x, {', '.join(shown)}", dict(zip(regs, ins)), {f"{ho}r8.x": (F if kind == "f"
+      else U)[out]},
+            consts={81: value})[f"{ho}r8.x"]
+  want = fn(*typed)
+  if const and w == 16 and fl: typed[0] = flush(typed[0])
+  if name == "absneg.f" and const and w == 16: want = flush(want)      # the demotion is arithmetic
+  same(got, want, typed, f"{how}{name} at {w} bits")
 
 @pytest.mark.parametrize("name,w", [(r.name, w) for r in ROWS if r.form == "cat4" for w in ((r.width,) if r.width else (16, 32))], ids=str)
 def test_special_function_is_within_its_bound(name, w):
