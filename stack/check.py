@@ -16,7 +16,9 @@ from stack.series import Entry, git, out
 def first_line(text: str) -> str:
   """The line of a failure report that says what went wrong."""
   lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-  return next((line[1:].strip() for line in lines if line.startswith("E ")), lines[0 if "pytest ended" in lines[0] else -1] if lines else "")[:150]
+  errors = [line[1:].strip() for line in lines if line.startswith("E ") and line[1:].strip()]
+  if errors: return (" ".join(errors[:2]) if errors[0].endswith(":") else errors[0])[:150]
+  return lines[0 if "pytest ended" in lines[0] else -1][:150] if lines else ""
 
 def judge_before(entry: Entry, outcomes: Sequence[Outcome]) -> list[str]:
   """Complaints about how the proving tests ended on the tree without the commit."""
