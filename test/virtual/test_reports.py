@@ -96,7 +96,8 @@ def test_msm_limits_the_rate_of_fault_lines() -> None:
   assert len(lines) == 10 and len(reports) == 25 and machine.gpu.counters["faults"] == 25
 
 def test_kgsl_logs_a_page_fault_with_its_neighbours_and_stops_there() -> None:
-  machine, _ = client("KGSL", lambda at: Stream().mem_write(at + 0x100000, 1).mem_write(at + 0x200000, 1))
+  machine, reports = client("KGSL", lambda at: Stream().mem_write(at + 0x100000, 1).mem_write(at + 0x200000, 1))
+  assert [v.kind for v in reports] == ["unmapped"], "the GPU stalls, what comes after the fault is not executed"
   lines = [re.sub(r"^\[ *[\d.]+\] ", "", line) for line in machine.dmesg]
   pid = os.getpid()
   for line, pattern in zip(lines, (

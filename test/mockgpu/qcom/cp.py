@@ -203,7 +203,10 @@ class CommandProcessor:
 
   def execute(self, i: int, end: int) -> None:
     self.words = words = self.words.tolist() if isinstance(self.words, memoryview) else self.words
+    from .gpu import Stalled
+    assert self.job is not None
     headers, now, update, packets = self.headers, self.now, self.now.update, 0
+    stalls, faults = self.job.space.name == "kgsl", self.job.result.faults
     while i < end:
       self.pos = i
       h = words[i]
@@ -225,6 +228,7 @@ class CommandProcessor:
         if p.reg == 0xbb08: self.update_cntl(vals[0])
       else:
         skip = p.handler(words[i:j])
+        if stalls and faults: raise Stalled
         if skip: j += skip
       i = j
     self.gpu.counters["packets"] += packets

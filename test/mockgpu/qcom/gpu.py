@@ -105,6 +105,9 @@ class Hang(Exception):
     self.reason, self.kind = reason, kind
     super().__init__(reason)
 
+class Stalled(Exception):
+  """KGSL lets an SMMU fault stall the GPU (kgsl_iommu.c): what comes after it in the command does not run, and a reset follows."""
+
 class VirtualGPU:
   """chip_id as MSM_PARAM_CHIP_ID gives it. execute=False: streams are parsed, memory writes of the CP happen, dispatches do nothing.
 
@@ -289,6 +292,9 @@ class VirtualGPU:
                       details=self.cp.state_lines() if self.cp.kernel else [])
         self.log(job, v.dmesg)
         self.report(v, job)
+        self.cp.reset()
+        job.space.uche_reset()
+      except Stalled:
         self.cp.reset()
         job.space.uche_reset()
       except BaseException as e:      # a bug of the model must reach the waiting client, not end in a silent thread
