@@ -16,12 +16,14 @@ def built(text: str, merged: bool = False) -> Program: return engine().program(a
 
 def run(body: str, inputs: dict[str, np.ndarray], outputs: dict[str, type], *, consts: dict[int, int] | None = None, local: int = 64,
         merged: bool = False,
-        eng: Engine | None = None, patch: Callable[[bytes], bytes] | None = None, scratch: int = 0, **kw: Any) -> dict[str, np.ndarray]:
+        eng: Engine | None = None, patch: Callable[[bytes], bytes] | None = None, scratch: int = 0, memory: Memory | None = None,
+        **kw: Any) -> dict[str, np.ndarray]:
   """Executes `body` once for each element. inputs: register name (`r1.x` or `hr1.x`) -> uint32/uint16 values, all of one length N (a multiple of
   `local`); outputs: register name -> dtype of 4 or 2 bytes. Register r0.x holds the local id at the start; r40-r47 are taken. consts 0..63 are taken.
-  patch: last change to the machine code; scratch: address at which a page is mapped for the program."""
+  patch: last change to the machine code; scratch: address at which a page is mapped for the program;
+  memory: the address space to run in, instead of a new one."""
   n = len(next(iter(inputs.values()))) if inputs else local
-  mem = Memory()
+  mem = memory or Memory()
   if scratch:
     page = np.zeros(8192, np.uint8)
     mem.space.map(scratch, 4096, page.ctypes.data + -page.ctypes.data % 4096, bo=BoInfo(name="scratch"))

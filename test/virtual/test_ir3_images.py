@@ -198,3 +198,28 @@ def test_layouts_that_are_not_modelled_are_refused(change, text):
 def test_samplers_that_are_not_modelled_are_refused():
   for d in ((2 << 1, 0, 0, 0), (4 << 5, 0, 0, 0), (0, 0, 1 << 4, 0), (0, 1 << 1, 0, 0)):
     with pytest.raises(ValueError): image.sampler(struct.pack("<4I", *d))
+
+def test_merged_half_registers_hold_the_data_of_images_and_fibers():
+  """With MERGEDREGS hr16 and up lie in r8 and up: neighbours in the same full register must stay."""
+  from test.virtual.ir3_lab import run
+  mem = Memory()
+  src, dst = mem.alloc(4096), mem.alloc(4096)
+  raw = texels(("UINT", 16, 4), (4, 16))
+  mem.view(src, raw.nbytes)[:] = raw.view(np.uint8).ravel()
+  x = rng.integers(0, 1 << 16, 64, dtype=np.uint16)
+  ids = "and.b r2.x, r0.x, 15\nshr.b r2.y, r0.x, 4\n"
+  slots = "mov.u16u16 hr24.x, 0\nmov.u16u16 hr24.y, 0\n"
+  body = (ids + slots + "mov.u16u16 hr16.y, hr14.x\nisam.s2en.uniform (u16)(xz)hr16.x, r2.x, hr24.x\nshfl.xor.u16 hr17.x, hr14.x, 1\n"
+          "quad_shuffle.vert (u16)(x)hr17.z, hr14.x\nstib.b.typed.2d.u16.4.imm hr16.x, r2.x, 0\nldib.b.typed.2d.u16.2.imm hr18.z, r2.x, 0")
+  desc = [descriptor(a, 16, 4, ("UINT", 16, 4)) for a in (src, dst)]
+  space = {"textures": desc[:1], "uavs": desc[1:]}
+  outs = {f"hr{r}": np.uint16 for r in ("16.x", "16.y", "16.z", "17.x", "17.z", "18.z", "18.w")}
+  out = run("mov.u16u16 hr16.w, 5\nmov.u16u16 hr17.y, 6\n" + body, {"hr14.x": x}, outs | {"hr17.y": np.uint16, "hr16.w": np.uint16}, merged=True,
+            memory=mem, **space)
+  lane = np.arange(64)
+  px = raw.reshape(64, 4)
+  for r, want in (("16.x", px[:, 0]), ("16.y", x), ("16.z", px[:, 2]), ("16.w", 5), ("17.x", x[lane ^ 1]), ("17.y", 6), ("17.z", x[lane ^ 2]),
+                  ("18.z", px[:, 0]), ("18.w", x)):
+    assert (out[f"hr{r}"] == want).all(), r
+  got = mem.view(dst, 512).view(np.uint16).reshape(64, 4)
+  assert (got == np.stack([px[:, 0], x, px[:, 2], np.full(64, 5)], 1)).all()
