@@ -34,20 +34,26 @@ def provoked(monkeypatch) -> list[str]:
   def x(n=100): return Tensor(np.arange(n, dtype=np.float32)).realize()
   for settings in ({"va_size": 4 << 20}, {"memory": 4 << 20}):
     with virtual("MSM", **settings): found.append(text(lambda: [x(1 << 18) for _ in range(9)]))
+  with virtual("MSM") as (machine, _):
+    machine.config.fail = {"GEM_NEW": {range(1, 100): errno.ENOMEM}}
+    found.append(text(x, 1 << 18))
+    machine.config.fail = {}
   with virtual("MSM", strict=Strict(raise_to_waiter=False), schedule="late") as (machine, dev):
     a, f = x(), TinyJit(lambda y: (y * weight["w"]).realize())
     weight = {"w": x()}
-    for i in range(3): f(x())
+    for _ in range(3): f(x())
     dev.synchronize()
+    grace, poke, machine.gpu.grace_s = machine.gpu.grace_s, machine.gpu.poke, 20.0
     bad = (a + 1).realize()
     machine.gpu.kill(machine.gpu._queue[0][2])
+    machine.gpu.grace_s = grace
     found += [text(bad.numpy), text(bad.numpy)]
     machine.config.fail = {"GEM_SUBMIT": {machine.msm.calls["GEM_SUBMIT"] + 1: errno.EINVAL}}
     found.append(text((a + 1).realize))
     y = x()
     weight["w"].uop.buffer.deallocate()
     found.append(text(f, y))
-    grace, poke, machine.gpu.poke, machine.gpu.grace_s, dev.wait_timeout_ms = machine.gpu.grace_s, machine.gpu.poke, lambda job=None: None, 20.0, 100.0
+    machine.gpu.poke, machine.gpu.grace_s, dev.wait_timeout_ms = lambda job=None: None, 20.0, 100.0
     found.append(text((a + 1).numpy))
     machine.gpu.poke, machine.gpu.grace_s = poke, grace
     machine.gpu.poke()

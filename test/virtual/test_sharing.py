@@ -51,7 +51,7 @@ def test_no_submit_holds_more_than_the_budget_of_estimated_work(kind):
     real_split(self)
   with pytest.MonkeyPatch.context() as m:
     m.setattr(ops_qcom.Encoder, "split", split)
-    m.setattr(ops_qcom, "SUBMIT_BUDGET_MS", budget:=0.02)
+    m.setattr(ops_qcom, "SUBMIT_BUDGET_MS", budget:=0.005)
     with virtual(kind) as (machine, dev):
       calls = (machine.msm if kind == "MSM" else machine.kgsl).calls
       x, name = Tensor(np.ones((64, 64), np.float32)).realize(), "GEM_SUBMIT" if kind == "MSM" else "GPU_COMMAND"
@@ -98,10 +98,11 @@ def test_a_compositor_meets_its_deadlines_beside_replays(kind):
     assert late([sum(costs)]) > 16.7, "the model of the ring cannot fail"
     # the virtual ring keeps to that order: what is more important goes first, what runs is not interrupted
     space, order = machine.gpu.new_space("compositor"), []
-    hold = threading.Event()
-    jobs = [Job(space, [], None, ours, name, on_start=lambda j, n=name: (order.append(n), n == "first" and hold.wait(5)))
+    hold, started = threading.Event(), threading.Event()
+    jobs = [Job(space, [], None, ours, name, on_start=lambda j, n=name: (order.append(n), started.set(), n == "first" and hold.wait(5)))
             for name in ("first", "second", "third")]
     for j in jobs: machine.gpu.submit(j)
+    assert started.wait(10)
     machine.gpu.submit(frame_job:=Job(space, [], None, 0, "frame", on_start=lambda j: order.append("frame")))
     hold.set()
     assert frame_job.wait(10) and all(j.wait(10) for j in jobs)
