@@ -928,6 +928,21 @@ static void sample(W *w, const struct uop *u, u32 i, const struct image *t, cons
 // aux: write mask | half << 4 | class << 5 | dims << 7 | array << 9 | offsets << 10 | level << 11 | indirect << 12 | filtered << 13; imm = sampler
 H(TEX) {
   u32 mask = u->aux & 15, half = u->aux >> 4 & 1, class = u->aux >> 5 & 3, dims = u->aux >> 7 & 3, array = u->aux >> 9 & 1, noff = u->aux >> 10 & 1;
+  const struct image *plain = u->aux >> 9 || (u32)u->c >= w->run->ntex ? NULL : &w->run->tex[u->c];
+  if (LIKELY(plain && mask == 15 && !half && class == CLASS_FLOAT && dims == 2 && plain->kind == KIND_FLOAT && plain->comps == 4 && plain->swiz == 03210)) {
+    const u32 *x = V32(u->a), *y = x + WAVE;  // what tinygrad's kernels do
+    u32 *d = V32(u->d), px = plain->texel;
+    for (u64 m = w->exec; m; m &= m - 1) {
+      u32 i = (u32)__builtin_ctzll(m), v[4] = {0, 0, 0, 0}, row = plain->buffer ? 0 : y[i];
+      const u8 *p = x[i] < plain->width && row < plain->height
+        ? translate(w, u, i, plain->base + (u64)row * plain->pitch + (u64)x[i] * px, px, 0) : NULL;
+      if (p && px == 16) memcpy(v, p, 16);
+      else if (p) { u16 h[4]; memcpy(h, p, 8); for (u32 c = 0; c < 4; c++) v[c] = fbits(h2f_raw(h[c])); }
+      if (p) w->wk->bytes_read += px;
+      d[i] = v[0], d[i + WAVE] = v[1], d[i + 2 * WAVE] = v[2], d[i + 3 * WAVE] = v[3];
+    }
+    GO(u + 1);
+  }
   u32 haslod = u->aux >> 11 & 1, indirect = u->aux >> 12 & 1, filtered = u->aux >> 13 & 1, ncomp = 32 - (u32)__builtin_clz(mask);
   for (u64 m = w->exec; m; m &= m - 1) {
     u32 i = (u32)__builtin_ctzll(m), v[4] = {0, 0, 0, 0};
