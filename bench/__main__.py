@@ -8,6 +8,7 @@ memory   what a captured kernel keeps, and GPU memory and BOs of the runtime's o
          by side and take turns. Medians are compared; minima are in the JSON.
 aligned  CPU kernels on aligned data against the unmodified tinygrad's, by both compilers: what the alignment fix costs
 shader   lane-instructions a second of the virtual shader core on one thread
+models   compilation, replays and reload of the pipeline of examples/drive.py; ONNX models of rapidocr-onnxruntime on the virtual device
 demo     time and memory of `dev demo` with everything set up and compiled before
 """
 from __future__ import annotations
@@ -114,8 +115,8 @@ def host(names: set[str]) -> Iterator[Line]:
   yield from against("memory", "memory host", "host memory kept for a captured kernel", "bytes", 1, 1.0)
   yield from against("memory", "memory gpu", "GPU memory kept for a captured kernel", "bytes", 1, 1.0)
 
-def child(name: str, env: dict[str, str]) -> dict:
-  done = subprocess.run([sys.executable, HERE / name], env=env, capture_output=True, text=True)
+def child(name: str, env: dict[str, str], *args: str) -> dict:
+  done = subprocess.run([sys.executable, HERE / name, *args], env=env, capture_output=True, text=True)
   if done.returncode: raise RuntimeError(f"{name} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
   return json.loads(done.stdout) # type: ignore[no-any-return]
 
@@ -143,6 +144,33 @@ def memory() -> Iterator[Line]:
   yield Line("memory", "GPU memory beyond tensors and private memory", round(r["own"] / 2**20, 2), "MiB", ("<=", 8.0), r)
   yield Line("memory", "BOs of the runtime's own in a submit", r["own_bos"], "", ("<=", 4))
 
+def models() -> Iterator[Line]:
+  with tempfile.TemporaryDirectory() as folder:
+    pickled, off = f"{folder}/pipeline.pkl", {"QCOM_MOCK": json.dumps({"execute": False, "schedule": "late"})}
+    envs = {"unmodified": environment(pathlib.Path(folder, "unmodified")), "KGSL": ours("KGSL"), "MSM": ours("MSM")}
+    got: dict[str, list[dict]] = {d: [] for d in envs}
+    for n in range(2):
+      for d, env in envs.items():
+        caches = {"XDG_CACHE_HOME": f"{folder}/{d}{n}"}
+        got[d].append(child("models.py", {**env, **off, **caches}, "compile", *([pickled] if d == "MSM" else [])))
+    low = {d: (min(r["compile"] for r in rs), statistics.median(t for r in rs for t in r["replays"])) for d, rs in got.items()}
+    for d in OURS:
+      for i, (what, limit, scale, unit) in enumerate((("compilation", 1.5, 1, "s"), ("enqueue of a replay", 1.0, 1e-3, "us"))):
+        yield Line("models", f"{d}, {what} of the pipeline", round(low[d][i] / low["unmodified"][i], 3), "x", ("<=", limit),
+                   {"ours": round(low[d][i] * scale, 2), "unmodified": round(low["unmodified"][i] * scale, 2), "unit": unit})
+    loads = [child("models.py", envs["MSM"], "load", pickled) for _ in range(2)]    # the second has the shader core's translations
+    yield Line("models", "MSM, reload and first replay of the pipeline", round(loads[1]["load"] + loads[1]["first"], 2), "s", ("<=", 2.0), loads[1])
+    where = pathlib.Path(sys.prefix).glob("lib/python3*/site-packages/rapidocr_onnxruntime/models/*.onnx")
+    files, examples = {p.name: p for p in where}, HERE.parent / "examples"
+    for name, file, shape, limit in (("direction classifier 48x192", "ch_ppocr_mobile_v2.0_cls_infer.onnx", "1,3,48,192", 2.0),
+                                     ("detection 320x320", "ch_PP-OCRv4_det_infer.onnx", "1,3,320,320", 60.0)):
+      for script in ([examples / "compile_model.py", files[file], f"{folder}/m.pkl", "--shape", f"x={shape}", "--runs", "1"],
+                     [examples / "run_model.py", f"{folder}/m.pkl", "--runs", "2", "--json", f"{folder}/m.json"]):
+        done = subprocess.run([sys.executable, *script], env=envs["MSM"], capture_output=True, text=True)
+        if done.returncode: raise RuntimeError(f"{script[0].name} of {file} ended with status {done.returncode}:\n{done.stdout[-500:]}")
+      numbers = json.loads(pathlib.Path(folder, "m.json").read_text())
+      yield Line("models", f"MSM, {name}, a replay on the virtual device", round(numbers["replay_ms"] / 1e3, 2), "s", ("<=", limit), numbers)
+
 def demo() -> Iterator[Line]:
   for _ in range(2):                                    # the second is the one that counts
     start = time.perf_counter()
@@ -164,11 +192,11 @@ def alignment() -> Iterator[Line]:
       yield Line("aligned", f"{dev}: time of {len(kernels)} kernels, median", middle, "x", ("<=", 1.02), {"kernels": kernels})
       yield Line("aligned", f"{dev}: the slowest, {slowest}", kernels[slowest], "x")
 
-BENCHES = ("replay", "eager", "capture", "memory", "aligned", "shader", "demo")
+BENCHES = ("replay", "eager", "capture", "memory", "aligned", "shader", "models", "demo")
 
 def measure(names: set[str]) -> Iterator[Line]:
   if names & {"replay", "eager", "capture", "memory"}: yield from host(names)
-  for name, fn in (("aligned", alignment), ("shader", shader), ("memory", memory), ("demo", demo)):
+  for name, fn in (("aligned", alignment), ("shader", shader), ("memory", memory), ("models", models), ("demo", demo)):
     if name in names: yield from fn()
 
 def main(args: list[str]) -> int:

@@ -5,7 +5,7 @@
 Inputs that are not given are random, from --seed. Loading a file on another device than it was compiled for is refused in one sentence.
 """
 from __future__ import annotations
-import pathlib, sys, time, traceback
+import json, pathlib, sys, time, traceback
 import numpy as np
 from tinygrad import Device, dtypes
 from tinygrad.engine import realize
@@ -27,6 +27,8 @@ def main(args) -> str:
   if digest(again) != digest(out): raise AssertionError("a later replay differs from the first one")
   print(f"  {'reload':<22} {(loaded - began) * 1e3:.0f} ms, first replay {(first - loaded) * 1e3:.0f} ms, "
         f"then {total:.1f} ms, enqueue {enqueue:.2f} ms")
+  times = {"load_ms": (loaded - began) * 1e3, "first_ms": (first - loaded) * 1e3, "replay_ms": total, "enqueue_ms": enqueue}
+  if args.json: pathlib.Path(args.json).write_text(json.dumps(times))
   for name, v in out.items():
     print(f"  {name:<22} {v.shape}, from {np.nanmin(v):.4g} to {np.nanmax(v):.4g}" if v.size else f"  {name:<22} {v.shape}")
   if args.save: np.savez(args.save, **out)
@@ -36,6 +38,7 @@ def main(args) -> str:
 if __name__ == "__main__":
   parser = arguments(__doc__, "file")
   parser.add_argument("--save", metavar="FILE.npz", help="where to write the outputs")
+  parser.add_argument("--json", metavar="FILE.json", help="where to write the times")
   parser.add_argument("--expect", metavar="SHA256", help="fail if the outputs are others")
   try: verdict = main(parser.parse_args())
   except (Exception, KeyboardInterrupt) as e:

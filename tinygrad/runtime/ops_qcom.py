@@ -43,8 +43,8 @@ def pkt4_hdr(regno:int, cnt:int) -> int: return mesa.CP_TYPE4_PKT | cnt & 0x7F |
 def ctz(v:int) -> int: return (v & -v).bit_length() - 1
 
 class Addr:
-  """A GPU address in a stream or in arguments: `buf` (a UOp, None for the arena that holds both) plus an offset in bytes."""
-  def __init__(self, buf:UOp|None, offset:int=0): self.buf, self.offset = buf, offset
+  """A GPU address in a stream or in arguments: `buf` (a UOp, None for the arena that holds both) plus an offset in bytes, a multiple of `align`."""
+  def __init__(self, buf:UOp|None, offset:int=0, align:int=1): self.buf, self.offset, self.align = buf, offset, align
 
 class Stream:
   """Dwords of a command stream or of kernel arguments: ints, uint32 UOps that are known when the batch runs, and Addrs, which fill two dwords."""
@@ -260,7 +260,7 @@ class QCOMProgram(Program['QCOMDevice']):
                      reg("A6XX_TEX_CONST_1", width=shape[1], height=shape[0]),
                      reg("A6XX_TEX_CONST_2", type=mesa.A6XX_TEX_2D, pitch=pitch, pitchalign=ctz(pitch)-6))
     struct.pack_into("<2I", data, off + 24, reg("A6XX_TEX_CONST_6", plane_pitch=0x400000), 13)
-    return off + 16, buf
+    return off + 16, Addr(buf.buf, buf.offset, 64) # the descriptor has no room for lower bits
 
   def __call__(self, *bufs:HCQBuffer, global_size:tuple[int|float,int|float,int|float]=(1,1,1), local_size:tuple[int,int,int]=(1,1,1),
                vals:tuple[int|None, ...]=(), wait=False, timeout:int|None=None) -> float|None:
@@ -294,7 +294,8 @@ class Encoder:
   """
   def __init__(self, resolve):
     self.resolve, self.arena, self.values = resolve, bytearray(256), list[tuple[int, Any]]() # the first 256 bytes stay zero: border colours
-    self.refs, self.flags, self.patches, self.segs, self.used = {None: 0}, [0], list[tuple[int, int, int]](), list[tuple[int, int, list[int]]](), [0]
+    self.refs, self.flags, self.segs, self.used = {None: 0}, [0], list[tuple[int, int, list[int]]](), [0]
+    self.patches:list[tuple[int, int, int, int]] = []
     self.ib, self.cost = Stream(), 0.0
     self.begin()
 
@@ -308,7 +309,7 @@ class Encoder:
     for o,w in zip(range(off, len(self.arena), 4), s.words):
       if isinstance(w, Addr):
         if (idx:=self.refs.setdefault(w.buf, len(self.refs))) == len(self.flags): self.flags.append(0)
-        self.patches.append((o, idx, w.offset))
+        self.patches.append((o, idx, w.align - 1, w.offset))
         self.used.append(idx)
       elif isinstance(w, tuple): self.values.append((o + w[0], w[1]))
       elif isinstance(w, UOp): self.values.append((o, w))
@@ -347,7 +348,7 @@ class Encoder:
     nstatic = sum(resolved[p[1]][1] is None for p in patches)
     offs = list(itertools.accumulate([len(refs), 24 * len(patches), 32 * len(self.segs)]))
     firsts = itertools.accumulate((len(r) for _,_,r in self.segs), initial=0)
-    blob = refs + b"".join([*(struct.pack("<QIIQ", o, i, 0, a) for o,i,a in patches),
+    blob = refs + b"".join([*(struct.pack("<QIIQ", *p) for p in patches),
                             *(struct.pack("<4Q", o, sz, first, len(r)) for first,(o,sz,r) in zip(firsts, self.segs)),
                             *(struct.pack(f"<{len(r)}I", *r) for _,_,r in self.segs)])
     fields = {"refs": 0, "nrefs": len(self.refs), "patches": offs[0], "nstatic": nstatic, "npatches": len(patches), "segs": offs[1],

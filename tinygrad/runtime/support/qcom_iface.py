@@ -21,7 +21,7 @@ SUBMIT_SRC = """typedef unsigned int u32; typedef unsigned long long u64;
 struct alloc { u64 start, end, base, birth, host; u32 handle, tainted, shared, pad; };
 struct ref { u64 addr; u32 input, flags; u64 seen; };
 // flags of a ref: 1 = its contents matter, 2 = written, 4 = address is inputs[input], 8 = this capture's. seen: where its allocation was last time
-struct patch { u64 dst; u32 ref, pad; u64 addend; };  // *(u64*)(arena + dst) = address of ref + addend
+struct patch { u64 dst; u32 ref, low; u64 addend; };  // *(u64*)(arena + dst) = address of ref + addend, whose bits in `low` must be 0
 struct seg { u64 offset, size, refs, nrefs; };        // one IB: bytes in the arena, a slice of segrefs
 struct batch { u64 arena, refs, nrefs, patches, nstatic, npatches, segs, nsegs, segrefs, timeline_dst, last, birth, id; };
 struct queue { u64 ioctl, errno_fn, flush, fd, request, arg, cmd, allocs, nallocs, marks, bos, inputs, serial;
@@ -47,7 +47,11 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
     // the GPU doesn't snoop: what the CPU wrote must be in memory, and no dirty line may land on what the GPU is going to write
     if (a->host && q->flush) ((void (*)(u64, u64))q->flush)(a->host, a->end - a->start);
   }
-  for (u64 i = b->last ? b->nstatic : 0; i < b->npatches; i++) *(u64*)(b->arena + ps[i].dst) = addr_of(q, &refs[ps[i].ref]) + ps[i].addend;
+  for (u64 i = b->last ? b->nstatic : 0; i < b->npatches; i++) {
+    u64 addr = addr_of(q, &refs[ps[i].ref]) + ps[i].addend;
+    if (addr & ps[i].low) return fail(q, b, 1003, addr, 0);
+    *(u64*)(b->arena + ps[i].dst) = addr;
+  }
   AT(u32, b->arena, b->timeline_dst) = (u32)(q->timeline + 1);
   __sync_synchronize();
   for (u64 s = 0; s < b->nsegs; s++) {
@@ -359,6 +363,8 @@ class QCOMIface:
       return QCOMError(f"{name!r} references {arg:#x}, which is not allocated: a buffer was freed, or the device reopened, since it was captured. "
                        "Do: capture it again (TinyJit.reset)")
     if err in (1001, 1002): return self.undefined(arg)
+    if err == 1003: return QCOMError(f"a kernel of {name!r} takes memory at {arg:#x} as an image, which has to begin at a multiple of 64 bytes. "
+                                     "Do: copy that view first, with Context(IMAGE=0): x = x.clone().realize(), or compute with IMAGE=0")
     return QCOMError(f"{self.prefix}{self.submit_name} rejected IB {arg} of {name!r}, after fence {self.queue.fence}: {self._explain(err)}")
   submit_name = ""
   def undefined(self, addr:int) -> QCOMError:
