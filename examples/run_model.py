@@ -16,6 +16,7 @@ from compile_model import arguments, contents, digest, numpy, pairs, tensors, ti
 def main(args) -> str:
   if not pathlib.Path(args.file).is_file(): raise RuntimeError(f"there is no file {args.file}")
   if not DEV.device: adreno.open_device()
+  _ = Device[Device.DEFAULT] # opening it is not part of a reload
   began = time.perf_counter()
   jit, about = model_file.load(args.file)
   specs = {n: (tuple(s), getattr(dtypes, d)) for n, (s, d) in about["inputs"].items()}
