@@ -1,6 +1,6 @@
 """The fault-injection matrix: every ioctl that a piece of work makes fails with every errno the kernel can give it, at each of the first calls.
 
-    ./dev run -m test.virtual.fault_matrix docs/fault-matrix.md       runs all cells and writes the table of what each gave
+    ./dev run -m test.virtual.fault_matrix docs/fault-matrix.md [FIRST]      runs all cells of the first FIRST calls (3), writes what each gave
 
 A cell must end in the right numbers or in one exception that names ioctl, errno, what was being done and what to do. What the failed work should have
 written is read back afterwards: right, or refused. Then the same work must succeed, nothing may be left allocated, and nothing may be printed by a
@@ -260,25 +260,27 @@ def table(results: list[tuple[Cell, Outcome]]) -> str:
     lines.append(f"| {kind} | {ioctl} | {code}{' x' + str(STORM) if code in RETRIED.split() else ''} | " + " | ".join(shown) + " |")
   return "\n".join(lines) + "\n\n" + "\n".join(f"{n}. {text}" for text, n in messages.items()) + "\n"
 
-HEAD = f"""# What every failing ioctl gives
+HEAD = """# What every failing ioctl gives
 
-Executed on the virtual Adreno 630; made by `./dev run -m test.virtual.fault_matrix docs/fault-matrix.md`, which fails if a cell does not hold.
+Executed on the virtual Adreno 630; made by `./dev run -m test.virtual.fault_matrix docs/fault-matrix.md {first}`, which fails if a
+cell does not hold.
 
-A row is an ioctl and an errno, a column the work during which it failed. The first {FIRST} calls of the ioctl fail, one at a time, each in
-a run of its own, and in a last run all of them fail; where these gave different things, all are listed in order. `ok`: the numbers were right, as the
-call was repeated or not needed. A number: one exception with that message, below (N stands for the numbers of one run). `-`: that work makes no such
+A row is an ioctl and an errno, a column the work during which it failed. Calls 1 to {first} of the ioctl fail, one at a time, each in a run of
+its own, and in a last run all of them fail; where these gave different things, all are listed in order. `ok`: the numbers were right, as the call
+was repeated or not needed. A number: one exception with that message, below (N stands for the numbers of one run). `-`: that work makes no such
 call. In every cell: nothing wrong was returned afterwards, the same work then gave the right numbers, nothing was left allocated and no finalizer
 complained. What to do is in [failures](failures.md).
 
 """
 
 def main(args: list[str]) -> int:
-  results = [r for kind in KINDS for scenario in SCENARIOS for r in run(kind, scenario)]
+  first = int(args[1]) if len(args) > 1 else FIRST
+  results = [r for kind in KINDS for scenario in SCENARIOS for r in run(kind, scenario, first)]
   bad = [(c, o) for c, o in results if o.wrong]
   for c, o in bad: print("FAILED", *c, *(f"\n    {w}" for w in o.wrong))
   print(f"{len(results)} cells, {sum(o.error is None for _, o in results)} right numbers, {sum(o.error is not None for _, o in results)} errors, "
         f"{len(bad)} failed")
-  for path in args: pathlib.Path(path).write_text(HEAD + table(results))
+  if args: pathlib.Path(args[0]).write_text(HEAD.format(first=first) + table(results))
   return bool(bad)
 
 if __name__ == "__main__": sys.exit(main(sys.argv[1:]))
