@@ -31,10 +31,13 @@ class TestOnnxDims(unittest.TestCase):
 
   def test_rank(self):
     model = runner(["?", 4], [4, 2])
-    with self.assertRaisesRegex(RuntimeError, "input a has mismatch on rank. Expected 2 dimensions, received 3"): self.check(model, (1, 2, 4), (4, 2))
+    with self.assertRaisesRegex(RuntimeError, "input a has mismatch on rank. Expected 2 dimensions, received 3"):
+      self.check(model, (1, 2, 4), (4, 2))
   def test_a_name_is_one_size(self):
-    with self.assertRaisesRegex(RuntimeError, "input b has mismatch on dim=1. Expected 2, received 3"): self.check(runner(["n", 4], [4, "n"]), (2, 4), (4, 3))
+    with self.assertRaisesRegex(RuntimeError, "input b has mismatch on dim=1. Expected 2, received 3"):
+      self.check(runner(["n", 4], [4, "n"]), (2, 4), (4, 3))
   def test_a_size_is_a_size(self):
-    with self.assertRaisesRegex(RuntimeError, "input a has mismatch on dim=1. Expected 4, received 5"): self.check(runner(["?", 4], [4, 2]), (2, 5), (4, 2))
+    with self.assertRaisesRegex(RuntimeError, "input a has mismatch on dim=1. Expected 4, received 5"):
+      self.check(runner(["?", 4], [4, 2]), (2, 5), (4, 2))
 
 if __name__ == "__main__": unittest.main()
