@@ -1,6 +1,6 @@
 """The fault-injection matrix: every ioctl that a piece of work makes fails with every errno the kernel can give it, at each of the first calls.
 
-    ./dev run -m test.virtual.fault_matrix docs/fault-matrix.md [FIRST]      runs all cells of the first FIRST calls (3), writes what each gave
+    ./dev run -m test.virtual.fault_matrix build/fault-matrix.md [FIRST]      runs all cells of the first FIRST calls (3), writes what each gave
 
 A cell must end in the right numbers or in one exception that names ioctl, errno, what was being done and what to do. What the failed work should have
 written is read back afterwards: right, or refused. Then the same work must succeed, nothing may be left allocated, and nothing may be printed by a
@@ -229,7 +229,9 @@ def lifetime(cell: Cell|None, kind: str, scenario: str) -> tuple[Outcome, collec
 def cells(kind: str, scenario: str, calls: collections.Counter[str], first: int) -> Iterator[Cell]:
   for ioctl, n in sorted(calls.items()):
     for code in ERRNOS[kind][ioctl].split():
-      for at in [*map(str, range(1, min(n, first) + 1)), "1-"]: yield Cell(kind, scenario, ioctl, code, at)
+      for at in [*map(str, range(1, min(n, first) + 1)), "1-"]:
+        # a wait that times out for ever is a limit's matter, test_gpu_trouble.py
+        if at != "1-" or code != "ETIMEDOUT" or "WAIT" not in ioctl: yield Cell(kind, scenario, ioctl, code, at)
     if ioctl != "mmap":
       for code in RETRIED.split(): yield Cell(kind, scenario, ioctl, code, f"1-{STORM}")
 
@@ -262,14 +264,14 @@ def table(results: list[tuple[Cell, Outcome]]) -> str:
 
 HEAD = """# What every failing ioctl gives
 
-Executed on the virtual Adreno 630; made by `./dev run -m test.virtual.fault_matrix docs/fault-matrix.md {first}`, which fails if a
+Executed on the virtual Adreno 630; made by `./dev run -m test.virtual.fault_matrix build/fault-matrix.md {first}`, which fails if a
 cell does not hold.
 
 A row is an ioctl and an errno, a column the work during which it failed. Calls 1 to {first} of the ioctl fail, one at a time, each in a run of
 its own, and in a last run all of them fail; where these gave different things, all are listed in order. `ok`: the numbers were right, as the call
 was repeated or not needed. A number: one exception with that message, below (N stands for the numbers of one run). `-`: that work makes no such
 call. In every cell: nothing wrong was returned afterwards, the same work then gave the right numbers, nothing was left allocated and no finalizer
-complained. What to do is in [failures](failures.md).
+complained. What to do is in docs/failures.md.
 
 """
 
