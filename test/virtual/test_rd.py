@@ -4,6 +4,7 @@ import numpy as np, pytest
 from test.mockgpu import qcom
 from test.virtual.ir3_asm import disassemble
 from test.virtual.rig import Rig, Stream
+from tinygrad.runtime.support import qcom_rd
 
 def sections(path):
   with (gzip.open if str(path).endswith(".gz") else open)(path, "rb") as f: raw = f.read()
@@ -86,24 +87,30 @@ class Decoded:
 
 @pytest.mark.parametrize("kind", ["MSM", "KGSL"])
 @pytest.mark.parametrize("full", [False, True])
-def test_a_run_can_be_decoded_from_its_capture(tmp_path, kind, full, monkeypatch):
-  """Settings from the environment, as a user would give them: kernels' names, launches, machine code, constants and (if full) tensors."""
+@pytest.mark.parametrize("switch", ["QCOM_RD", "QCOM_MOCK"])
+def test_a_run_can_be_decoded_from_its_capture(tmp_path, kind, full, switch, monkeypatch):
+  """Settings from the environment, as a user would give them: kernels' names, launches, machine code, constants and (if full) tensors.
+  QCOM_RD is the runtime's own capture, on whatever kernel it runs; the other one is of what reached the virtual GPU."""
   from test.qcom_open import virtual
   from tinygrad import Tensor
   path = tmp_path / "run.rd.gz"
-  monkeypatch.setenv("QCOM_MOCK", json.dumps({"rd": str(path), "rd_full": full}))
+  if switch == "QCOM_MOCK": monkeypatch.setenv("QCOM_MOCK", json.dumps({"rd": str(path), "rd_full": full}))
+  else:
+    monkeypatch.setenv("QCOM_RD", str(path))
+    monkeypatch.setenv("QCOM_RD_FULL", str(int(full)))
   x = np.arange(1 << 19, dtype=np.float32)
-  with virtual(kind) as (machine, _):
+  with virtual(kind) as (machine, dev):
     launched = []
     machine.gpu.observer = lambda p, registers: launched.append((p.kernel, p.dispatch.groups, p.code, p.dispatch.consts.copy()))
     t = Tensor(x).realize()
     np.testing.assert_array_equal((t + 3).numpy(), x + 3)
     at = int(t.uop.buffer._buf.va_addr)
+    if dev.iface.rd is not None: dev.iface.rd.close()
   monkeypatch.setenv("QCOM_MOCK", "")
   qcom.configure()                                      # closes the machine and its capture
   _, recorded = submits(path)
   decoded = [Decoded(bufs, cmds) for _, bufs, cmds in recorded if cmds]
-  assert re.fullmatch(r"[^/]+/\d+: fence=1\0*", recorded[0][0])
+  assert re.fullmatch(r"[^/]+/\d+: (fence|submit)=1\0*", recorded[0][0])
   got = [(d.names, dispatch) for d in decoded for dispatch in d.dispatches]
   assert [groups for _, (groups, _, _) in got] == [groups for _, groups, _, _ in launched]
   for d in decoded:
@@ -118,3 +125,32 @@ def test_a_run_can_be_decoded_from_its_capture(tmp_path, kind, full, monkeypatch
       assert size >= x.nbytes and (contents is not None) == full
       if contents is not None: assert contents[:x.nbytes] == x.tobytes()
   assert not launched
+
+def captured(kind, monkeypatch, launches, **env):
+  """(what readers see of the runtime's capture, results) of `launches` submits."""
+  from test.qcom_open import virtual
+  from tinygrad import Tensor
+  for k, v in env.items(): monkeypatch.setenv(k, v)
+  with virtual(kind) as (_, dev):
+    t = Tensor([1.0, 2.0, 3.0]).realize()
+    for _ in range(launches): t = (t + 1).contiguous().realize()
+    got = t.tolist()
+    if dev.iface.rd is not None: dev.iface.rd.close()
+  return got
+
+@pytest.mark.parametrize("kind", ["MSM", "KGSL"])
+@pytest.mark.parametrize("only,numbers", [("2", [2]), ("2-3", [2, 3]), ("3-", [3, 4, 5])])
+def test_a_range_of_submits(tmp_path, kind, only, numbers, monkeypatch):
+  path = tmp_path / f"{only}.rd"
+  assert captured(kind, monkeypatch, 5, QCOM_RD=str(path), QCOM_RD_RANGE=only) == [6, 7, 8]
+  assert [int(re.search(r"submit=(\d+)", text)[1]) for text, _, _ in submits(path)[1]] == numbers
+
+def test_a_wrong_range_is_refused(tmp_path, monkeypatch):
+  with pytest.raises(ValueError, match="QCOM_RD_RANGE=two is not a range"):
+    captured("MSM", monkeypatch, 1, QCOM_RD=str(tmp_path / "x.rd"), QCOM_RD_RANGE="two")
+
+@pytest.mark.parametrize("kind", ["MSM", "KGSL"])
+def test_a_full_disk_ends_the_capture_and_not_the_run(kind, monkeypatch, capfd):
+  qcom_rd.from_environment.cache_clear()                # the other kernel's test has one of that name
+  assert captured(kind, monkeypatch, 3, QCOM_RD="/dev/full") == [4, 5, 6]
+  assert "the .rd capture ends before submit 1: " in capfd.readouterr().err

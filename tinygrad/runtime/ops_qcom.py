@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any, Sequence, cast
 from tinygrad.device import Buffer, BufferSpec, Device, Program, TinyELF
 from tinygrad.dtype import DType, dtypes
-from tinygrad.helpers import IMAGE, ansistrip, ceildiv, cpu_profile, dedup, from_mv, getenv, is_image_shape, mv_address, prod, round_up, to_mv
+from tinygrad.helpers import DEBUG, IMAGE, ContextVar, ansistrip, ceildiv, cpu_profile, dedup, from_mv, getenv, is_image_shape, mv_address, prod
+from tinygrad.helpers import round_up, to_mv
 from tinygrad.renderer import Estimates
 from tinygrad.renderer.nir import IR3Renderer
 from tinygrad.runtime.autogen import mesa
@@ -67,6 +68,10 @@ class Stream:
   def signal(self, addr:Addr, value:int=0):
     self.cmd(mesa.CP_WAIT_FOR_IDLE)
     self.cmd(mesa.CP_EVENT_WRITE, reg("CP_EVENT_WRITE_0", event=mesa.CACHE_FLUSH_TS), addr, value)
+  # both ways; `zero` is a dword that is zero and stays so
+  def flush(self, zero:Addr):
+    self.signal(zero)
+    self.invalidate()
   def timestamp(self, addr:Addr):
     self.cmd(mesa.CP_WAIT_FOR_IDLE)
     self.cmd(mesa.CP_REG_TO_MEM, reg("CP_REG_TO_MEM_0", reg=mesa.REG_A6XX_CP_ALWAYS_ON_COUNTER, cnt=2, _64b=True), addr)
@@ -286,6 +291,13 @@ SUBMIT_BUDGET_MS, EST_GFLOPS, EST_GBPS = 8.0, 300.0, 20.0
 def estimate_ms(est:Estimates) -> float:
   return max(est.ops / (EST_GFLOPS * 1e6), est.mem / (EST_GBPS * 1e6)) if isinstance(est.ops, int) and isinstance(est.mem, int) else 0.0
 
+# Steps of the debug ladder, see docs/debugging.md. A comma-separated QCOM_DEBUG names some of:
+#   single  one kernel per submit                   sync    and each is waited for: errors name the kernel that made them
+#   flush   caches are written back and invalidated before and after each kernel
+#   poison  memory that nobody has written is 0xff, which is -1 or NaN, also what was freed and is handed out again
+QCOM_DEBUG, DEBUG_STEPS = ContextVar("QCOM_DEBUG", ""), ("single", "sync", "flush", "poison")
+def debugging(step:str) -> bool: return bool(QCOM_DEBUG.value) and step in str(QCOM_DEBUG.value).split(",")
+
 class Encoder:
   """
   Lays out an arena (arguments and IBs of a batch, in GPU memory) and the tables that the submitter in qcom_iface reads (in CPU memory).
@@ -326,11 +338,13 @@ class Encoder:
       self.split()
       self.begin()
     self.cost += cost
+    if debugging("flush"): self.ib.flush(Addr(None, 0))
     if ts: self.ib.timestamp(ts[0])
     args = Addr(None, self.place(prg.arguments(bufs, vals, local_size), 64))
     self.ib.note(prg.name)
     self.ib.dispatch(prg, code, args, scratch, global_size, local_size)
     if ts: self.ib.timestamp(ts[1])
+    if debugging("flush"): self.ib.flush(Addr(None, 0))
     for idxs,flag in ((ins, 1), (outs, 2), (own, 8)):
       for i in idxs: self.flags[self.refs[bufs[i].buf]] |= flag
 
@@ -379,6 +393,7 @@ def get_program(dev:QCOMDevice, prg:UOp) -> QCOMProgram:
 
 def schedule_batch(batch:list[tuple[UOp, tuple[str, ...]]], profile:bool) -> list[UOp]:
   """A batch is one call: it waits for its own previous run, patches, submits, and signals the device's timeline."""
+  if len(batch) > 1 and (debugging("single") or debugging("sync")): return [c for b in batch for c in schedule_batch([b], profile)]
   devs, cmds, kerns = batch[0][1], [], []
   if len(devs) > 1: raise RuntimeError(f"a kernel over several QCOM devices ({', '.join(devs)}) is not supported: buffers belong to one open device")
   for call,_ in batch:
@@ -470,6 +485,9 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
     try: buf = super().alloc(size, options)
     except MemoryError as e: raise MemoryError(f"{e}: {e.__cause__}") from e.__cause__
     if cached: self.dev.iface.live.rebirth(buf.va_addr)
+    if debugging("poison"):
+      if cached: self.dev.synchronize() # queued work may still use it
+      ctypes.memset(buf.cpu_view().addr, 0xff, size)
     return buf
 
   def free(self, opaque:HCQBuffer, size:int, options:BufferSpec|None=None):
@@ -530,6 +548,8 @@ class QCOMDevice(HCQ2Compiled):
     self.bound:weakref.WeakKeyDictionary[UOp, tuple] = weakref.WeakKeyDictionary()
     self.inflight:list[Run] = []
     self.kept:QCOMError|None = None
+    if unknown:=[s for s in str(QCOM_DEBUG.value).split(",") if QCOM_DEBUG.value and s not in DEBUG_STEPS]:
+      raise RuntimeError(f"QCOM_DEBUG={QCOM_DEBUG.value}: {', '.join(unknown)} is none of {', '.join(DEBUG_STEPS)}")
     if HCQ_RUNTIME_DEV.value != "CPU": raise RuntimeError(f"QCOM submits from compiled C: HCQ_RUNTIME_DEV must be CPU, not {HCQ_RUNTIME_DEV.value}")
     self.wait_timeout_ms = float(getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000))
     try: self.iface:QCOMIface = self._select_iface(device)
@@ -612,6 +632,7 @@ class QCOMDevice(HCQ2Compiled):
       self.inflight.append(Run(self.queue.timeline + 1, name, batch, inputs, keep))
       fxn(*args)
       self.settle()
+      if debugging("sync"): self.synchronize()
 
   def settle(self):
     """Completes the record of the last submit, which a signal may have kept its caller from. Raises the error of a batch that failed."""
@@ -719,7 +740,11 @@ class QCOMDevice(HCQ2Compiled):
       self.done[0] = self.queue.timeline & 0xffffffff
 
   def finalize(self):
-    if os.getpid() == self.iface.pid: super().finalize()
+    if os.getpid() != self.iface.pid: return
+    super().finalize()
+    if DEBUG >= 2 and (n:=self.queue.submits):
+      print(f"{self.device}: {n} submits, {self.queue.nbos / n:.1f} buffers and {self.queue.nbytes / n:.0f} bytes of commands in each, "
+            f"{self.queue.batches} batches linked, {sum(s.buf.size for s in self.allocator.slabs) / 1e6:.1f} MB of programs and arguments")
 
 class Run:
   """A batch that was submitted: its value of the device's timeline, the kernel's fence, and what it references."""

@@ -143,8 +143,8 @@ class VirtualGPU:
     self.cp = CommandProcessor(self)
     self.rd = None
     if rd is not None:
-      from .rd import RdWriter
-      self.rd = RdWriter(rd, chip_id, full=rd_full)
+      from .rd import JobWriter
+      self.rd = JobWriter(rd, chip_id, full=rd_full)
 
   # *** client side
 
@@ -315,7 +315,7 @@ class VirtualGPU:
     if space is not self._last_space:        # the kernel invalidates when it switches pagetables, and only then
       space.uche_invalidate()
       self._last_space = space
-    if self.rd is not None: self.rd.submit(job)
+    if self.rd is not None: self.rd.job(job)
     self.cp.run(job)
     space.uche_flush()                       # the ring's CACHE_FLUSH_TS with the fence value
     if (engine := self._engine) is not None:

@@ -1,14 +1,15 @@
 from __future__ import annotations
-import array, bisect, contextlib, ctypes, errno, fcntl, functools, importlib, mmap, os, platform, struct, threading, time
+import array, bisect, contextlib, ctypes, errno, fcntl, functools, importlib, mmap, os, platform, struct, sys, threading, time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from tinygrad.device import TinyELF
-from tinygrad.helpers import PROFILE, Target, disable_gc, getenv, round_up, unwrap
+from tinygrad.helpers import PROFILE, Target, ansistrip, disable_gc, getenv, round_up, to_mv, unwrap
 from tinygrad.renderer.cstyle import QCOMCLRenderer
 from tinygrad.renderer.nir import IR3Renderer
 from tinygrad.runtime.autogen import kgsl, libc, msm_drm
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 from tinygrad.runtime.support.hcq import FileIOInterface, HCQBuffer, MMIOInterface
+from tinygrad.runtime.support.qcom_rd import capture
 if TYPE_CHECKING:
   from tinygrad.renderer import Renderer
   from tinygrad.runtime.ops_cpu import CPUProgram
@@ -25,7 +26,7 @@ struct patch { u64 dst; u32 ref, low; u64 addend; };  // *(u64*)(arena + dst) = 
 struct seg { u64 offset, size, refs, nrefs; };        // one IB: bytes in the arena, a slice of segrefs
 struct batch { u64 arena, refs, nrefs, patches, nstatic, npatches, segs, nsegs, segrefs, timeline_dst, last, birth, id; };
 struct queue { u64 ioctl, errno_fn, flush, fd, request, arg, cmd, allocs, nallocs, marks, bos, inputs, serial;
-  u64 timeline, fence, error, error_arg, submits, batches; };
+  u64 timeline, fence, error, error_arg, submits, batches, nbos, nbytes, hook; };
 #define AT(T, base, off) (*(T*)((char*)(base) + (off)))
 static struct alloc* find(struct queue* q, u64 addr);
 static struct alloc* alloc_of(struct queue* q, struct ref* r);
@@ -63,8 +64,10 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
       marks[a->handle] = (u32)q->submits; shared |= a->shared;
       ((u64*)q->bos)[2*n] = BO_FLAGS | (u64)a->handle << 32; ((u64*)q->bos)[2*n+1] = 0; n++;
     }
+    if (q->hook) ((void (*)(u64, u64, u64))q->hook)(refs[0].addr + segs[s].offset, segs[s].size, n);
     int err = kernel_submit(q, ib, refs[0].addr + segs[s].offset, segs[s].size, n, shared);
     if (err) return fail(q, b, (u64)err, s, s > 0);
+    q->nbos += n; q->nbytes += segs[s].size;
   }
   for (u64 i = 0; i < b->nrefs; i++) {
     struct alloc* a = alloc_of(q, &refs[i]);
@@ -112,7 +115,7 @@ class QCOMError(RuntimeError): pass
 
 U64 = ctypes.c_uint64
 QUEUE = ("ioctl", "errno_fn", "flush", "fd", "request", "arg", "cmd", "allocs", "nallocs", "marks", "bos", "inputs", "serial", "timeline", "fence",
-         "error", "error_arg", "submits", "batches")
+         "error", "error_arg", "submits", "batches", "nbos", "nbytes", "hook") # nbos, nbytes: listed buffers and bytes of IBs of all submits
 BATCH = ("arena", "refs", "nrefs", "patches", "nstatic", "npatches", "segs", "nsegs", "segrefs", "timeline_dst", "last", "birth", "id")
 U32 = ctypes.c_uint32
 ALLOC = (("start", U64), ("end", U64), ("base", U64), ("birth", U64), ("host", U64), ("handle", U32), ("tainted", U32), ("shared", U32), ("pad", U32))
@@ -202,6 +205,7 @@ class QCOMIface:
       if self.chip_id >> 16 != 0x0603:
         raise RuntimeError(f"chip_id={self.chip_id:#010x} is not supported, supported: {', '.join(self.supported)}")
       self.gpu_id = (self.chip_id >> 24, (self.chip_id >> 16) & 0xFF, (self.chip_id >> 8) & 0xFF)
+      self.rd, self.bos = capture(self.chip_id), dict[int, HCQBuffer]()
       self._open_queue()
     except BaseException:
       self.close()
@@ -246,6 +250,7 @@ class QCOMIface:
     """`size` bytes, zeroed, readable and writable by GPU and CPU. Raises MemoryError telling an exhausted address space from exhausted memory."""
     try:
       buf = self._alloc(round_up(size, mmap.PAGESIZE))
+      if self.rd is not None: self.bos[buf.meta.handle] = buf.offset(0, buf.size)
       buf.size, buf.view = size, buf.cpu_view().view(size=size)
       return buf
     except QCOMError as e:
@@ -348,10 +353,24 @@ class QCOMIface:
     for typ in (type(arg), type(cmd)):
       for n,_,o,*_ in typ._real_fields_: src = src.replace(f"@{typ.__name__.removeprefix('struct_')}.{n}@", str(o))
     if not hasattr(q, "prog"): q.prog = CPUProgram(Device["CPU"], TinyELF(compiler.compile_cached(src), "qcom_submit", Target(), ()))
-    q.flush = self.flush_pointer()
+    q.flush, self.hook = self.flush_pointer(), CFUNC_HOOK(self.record)
+    q.hook = 0 if self.rd is None else unwrap(ctypes.cast(self.hook, ctypes.c_void_p).value)
     q.ioctl, q.errno_fn = self.io_pointer(), unwrap(ctypes.cast(getattr(libc.dll, "__errno_location"), ctypes.c_void_p).value)
     q.fd, q.arg, q.cmd, q.request = self.fd.fd, ctypes.addressof(arg), ctypes.addressof(cmd), ioctl_request(getattr(self.api, self.prefix + request))
     self.submit_args = (arg, cmd)
+
+  def record(self, ib:int, size:int, nbos:int):
+    """Called by the submitter before each submit if it is captured: what the kernel is about to be given, with contents. Disturbs no submit."""
+    if (rd:=self.rd) is None or not rd.wants(): return
+    def buffers():
+      for handle in [b >> 32 for b in self.live.bos[:2*nbos:2]]:
+        if (d:=self.imports.get(handle)) is not None: yield d.va, d.size, to_mv(d.cpu, d.size) if d.cpu else None
+        elif (b:=self.bos.get(handle)) is not None: yield int(b.va_addr), b.size, to_mv(b.cpu_view().addr, b.size)
+        else: yield from ((a.start, a.end - a.start, to_mv(a.host, a.end - a.start)) for a in self.live.arr[:len(self.live.starts)] if a.host)
+    try: rd.submit(f"{ansistrip(self.dev.inflight[-1].name)}/{self.pid}: submit={rd.submits}", buffers(), [(ib, size // 4)])
+    except OSError as e:
+      self.rd, self.queue.hook = None, 0
+      print(f"{rd.path}: the .rd capture ends before submit {rd.submits}: {e}", file=sys.stderr)
 
   def io_pointer(self) -> int: return unwrap(ctypes.cast(libc.dll.ioctl, ctypes.c_void_p).value)
 
@@ -392,7 +411,7 @@ def ioctl_request(fn:functools.partial) -> int:
   return (idir << 30) | (ctypes.sizeof(st) << 16) | (base << 8) | nr
 
 DMA_BUF_IOCTL_SYNC, DMA_BUF_SYNC_READ, DMA_BUF_SYNC_WRITE, DMA_BUF_SYNC_END = 0x40086200, 1, 2, 4 # linux/dma-buf.h
-CFUNC_FLUSH = ctypes.CFUNCTYPE(None, U64, U64)
+CFUNC_FLUSH, CFUNC_HOOK = ctypes.CFUNCTYPE(None, U64, U64), ctypes.CFUNCTYPE(None, U64, U64, U64)
 
 class DMABuf:
   """An imported DMA-BUF: the kernel's handle, GPU address, size in bytes, a descriptor and a CPU mapping of our own (0 if there is none)."""
