@@ -19,6 +19,7 @@ HELP = """usage: ./dev COMMAND [args]
   apply CHECKOUT         put the series on a tinygrad checkout, whole or not at all
   rebase BASE            try the series on another tinygrad (checkout or version) and run its tests there
   wheel [DIR]            build the drop-in wheel
+  records                put the records of hardware runs (records/*.json) into the README's table
 """
 
 def ready() -> None:
@@ -86,6 +87,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
   "demo": script("examples/demo.py", "the demonstration"), "bench": script("bench/__main__.py", "the benchmarks"),
   "run": run, "test": test, "lint": lint,
   "tree": lazy("tree", env.venv), "doctor": lazy("doctor", ready),
+  "records": lazy("records", lambda: None),
   **{name: lazy(name, ready) for name in ("check", "export", "apply", "rebase", "wheel")},
 }
 

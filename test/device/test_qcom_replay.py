@@ -133,7 +133,9 @@ def identity(dev: Any) -> dict[str, Any]:
   if virtual: from test.mockgpu.qcom import current
   sources = [pathlib.Path(sys.modules[m].__file__ or "") for m in ("tinygrad.runtime.ops_qcom", "tinygrad.runtime.support.qcom_iface")]
   kernel = platform.release() if not virtual else f"model of MSM DRM in Linux {current().config.kernel}" if "MSM" in iface else "model of KGSL"
-  return {"rung": "virtual" if virtual else "hardware", "interface": iface, "kernel": kernel, "chip_id": f"{dev.iface.chip_id:#010x}",
+  board = ""
+  with contextlib.suppress(OSError): board = pathlib.Path("/proc/device-tree/model").read_text().strip("\0\n ") if not virtual else "virtual"
+  return {"rung": "virtual" if virtual else "hardware", "board": board, "interface": iface, "kernel": kernel, "chip_id": f"{dev.iface.chip_id:#010x}",
           "renderer": type(dev.renderer).__name__, "machine": platform.machine(), "python": platform.python_version(),
           "tinygrad": version("tinygrad"), "mesa": version("tinymesa") or os.environ.get("MESA_PATH"), "numpy": np.__version__,
           "sources_sha256": {s.name: hashlib.sha256(s.read_bytes()).hexdigest() for s in sources}}
