@@ -36,7 +36,8 @@ def table(folder: pathlib.Path) -> str:
 
 def put(readme: str, text: str) -> str:
   """`readme` with `text` between the marks. Raises Problem if they are not there."""
-  if not re.search(re.escape(BEGIN) + ".*?" + re.escape(END), readme, re.S): raise Problem(f"README.md lacks the lines {BEGIN.strip()} and {END.strip()}")
+  if not re.search(re.escape(BEGIN) + ".*?" + re.escape(END), readme, re.S):
+    raise Problem(f"README.md lacks the lines {BEGIN.strip()} and {END.strip()}")
   return readme[:readme.index(BEGIN) + len(BEGIN)] + text + readme[readme.index(END):]
 
 def main(args: list[str]) -> int:
