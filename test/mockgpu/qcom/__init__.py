@@ -46,6 +46,7 @@ class Config:
   fail: dict[str, dict[Any, int]] = dataclasses.field(default_factory=dict)
   rd: str | None = None                                 # write a Mesa .rd capture here; gzip if it ends in .gz
   rd_full: bool = False                                 # with the contents of buffers above 1 MiB, too
+  estimate: str | None = None                           # print estimated times of an A630 when the GPU closes, and draw them here (SVG)
   clock: Callable[[], int] | None = None                # CLOCK_MONOTONIC in ns, injectable
 
   def injected(self, name: str, n: int) -> int | None:
@@ -137,7 +138,8 @@ class VirtualMachine:
 def make_gpu(config: Config) -> Any:
   from test.mockgpu.qcom.gpu import VirtualGPU
   gpu = VirtualGPU(config.chip_id, strict=config.strict, schedule=config.schedule, execute=config.execute,
-                   order=config.order, hang_polls=config.hang_polls, counter_start=config.counter_start, rd=config.rd, rd_full=config.rd_full)
+                   order=config.order, hang_polls=config.hang_polls, counter_start=config.counter_start, rd=config.rd, rd_full=config.rd_full,
+                   estimate=config.estimate)
   if config.execute: _ = gpu.engine                     # its first build takes longer than a client's patience with a submit
   return gpu
 

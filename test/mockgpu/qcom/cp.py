@@ -798,12 +798,15 @@ class CommandProcessor:
       self.space.mark_stale()
       self.cp_wrote = False
     for load in p.loads: self.verify(load, p)
-    try: self.gpu.engine.run(p.program, p.dispatch)
+    engine, estimate = self.gpu.engine, self.gpu.estimate
+    before = estimate.before(engine) if estimate is not None else None
+    try: engine.run(p.program, p.dispatch)
     except ShaderFault as e: self.shader_faults(e, p)
     except UnknownInstruction as e: raise Hang(f"{e}, in kernel {p.kernel}", "unknown_instruction") from None
     except (ValueError, MemoryError) as e: raise Hang(f"{e}, in kernel {p.kernel}", "unsupported") from None
     finally: self._abort = None
     if job.killed: raise Hang(job.killed)
+    if estimate is not None: estimate.launched(p, engine, before)
 
   def verify(self, load: Load, p: Pending) -> None:
     """LOAD_STATE6 may be performed as late as the dispatch: memory must still hold what it held at the packet."""

@@ -119,7 +119,7 @@ class VirtualGPU:
   def __init__(self, chip_id: int = 0x06030002, strict: Strict | str | dict[str, Any] | None = None, schedule: str | int = "asap",
                execute: bool = True, *, order: str | int = "forward", hang_polls: int = 2000, grace_s: float = 0.02,
                counter_start: int = 0x1_0000_0000, budget: int = 1 << 29, rd: str | None = None, rd_full: bool = False,
-               engine: Any = None):
+               estimate: str | None = None, engine: Any = None):
     if schedule not in ("asap", "late") and not isinstance(schedule, int):
       raise ValueError(f"schedule must be 'asap', 'late' or an int seed, not {schedule!r}")
     self.chip_id, self.strict, self.schedule, self.execute = chip_id, Strict.of(strict), schedule, execute
@@ -145,6 +145,11 @@ class VirtualGPU:
     if rd is not None:
       from .rd import JobWriter
       self.rd = JobWriter(rd, chip_id, full=rd_full)
+
+    self.estimate: Any = None
+    if estimate is not None:
+      from .estimate import Estimate
+      self.estimate = Estimate(estimate)
 
   # *** client side
 
@@ -222,6 +227,7 @@ class VirtualGPU:
     if self._thread is not None and self._thread is not threading.current_thread(): self._thread.join()
     self._thread = None
     if self.rd is not None: self.rd.close()
+    if self.estimate is not None: self.estimate.finish()
 
   # *** records
 
