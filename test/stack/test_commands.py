@@ -12,7 +12,7 @@ PAGES = [p for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("ex
 TREE = ROOT / "build" / "tree"
 STANDS_FOR_YOURS = {"script.py", "model.onnx", "model.pkl", "SCRIPT", "CLONE", "TESTS", "CHECKOUT"}
 # which file has the command run: a verb of `dev`, a script or a module. "-" is for what only CI's set-up can do in full
-RUN_BY = {"demo": ".ci/run", "test": ".ci/run", "tree": ".ci/run", "lint": ".ci/run", "doctor": "test/stack/test_doctor.py",
+RUN_BY = {"demo": ".ci/run", "test": ".ci/run", "tree": ".ci/run", "lint": ".ci/run", "doctor": "test/stack/test_doctor_report.py",
           "check": "test/stack/test_check.py", "export": "test/stack/test_apply.py", "apply": "test/stack/test_apply.py",
           "rebase": "test/stack/test_apply.py", "wheel": "test/stack/test_apply.py"}
 BY_HAND = {"bench": "measures, for minutes: its numbers are in the documents with the command", "records": "test_records.py has its function",
