@@ -109,7 +109,7 @@ def run(script: str, **env: str) -> str:
 
 def test_options_of_mesas_compiler_reach_kernels_that_are_in_the_cache(tmp_path):
   """Compiled plainly, then with Mesa's debug options and the same cache: private memory in bytes, (sy) flags, instructions."""
-  plain, spill, sync, nop = ([int(n) for n in run(SCRIPT, XDG_CACHE_HOME=str(tmp_path), IR3_SHADER_DEBUG=o).splitlines()[-1].split()]
+  plain, spill, sync, nop = ([int(n) for n in run(SCRIPT, CACHEDB=str(tmp_path / "cache.db"), IR3_SHADER_DEBUG=o).splitlines()[-1].split()]
                              for o in ("", "spillall", "fullsync", "fullnop"))
   assert plain[0] == 0 and spill[0] > 0
   assert sync[1] > 2 * plain[1] and nop[2] > plain[2]
