@@ -127,7 +127,7 @@ def test_a_translation_fault_is_reported(kind, monkeypatch):
     def elsewhere(self, prg, code, bufs, *args, **kw):
       real(self, prg, code, bufs, *args, **kw)
       refs = {self.refs[b.buf] for b in bufs}
-      self.patches = [(o, i, a + (1 << 30) if i in refs else a) for o, i, a in self.patches]
+      self.patches = [(o, i, m, a + (1 << 30) if i in refs else a) for o, i, m, a in self.patches]
     with monkeypatch.context() as m:
       m.setattr(ops_qcom.Encoder, "launch", elsewhere)
       bad = (x * 5 + 13).realize()

@@ -455,6 +455,7 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
   supports_external_fd = True
   def __init__(self, dev:QCOMDevice):
     self.slabs:list[Slab] = []
+    self.waiting:list[tuple[HCQBuffer, BufferSpec|None]] = [] # to be released when the GPU is done
     super().__init__(dev, supports_copy_from_disk=False, supports_transfer=False)
 
   # programs, arenas and signals come from slabs, so that a submit lists few BOs
@@ -498,8 +499,14 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
   def _free(self, opaque:HCQBuffer, options:BufferSpec|None=None):
     if self.dev.iface.closed or self.dev.iface.pid != os.getpid(): return
     if opaque.va_addr >= LOST: return
+    self.waiting.append((opaque, options))
     self.dev.drain()
-    with self.dev.keeping(): self._release(opaque, options)
+    self.release_waiting()
+
+  def release_waiting(self):
+    if self.dev.inflight: return # a wait failed, and the GPU may still use them
+    while self.waiting:
+      with self.dev.keeping(): self._release(*self.waiting.pop())
 
   def _release(self, opaque:HCQBuffer, options:BufferSpec|None):
     if options is not None and options.external_fd is not None: self.dev.iface.release_fd(opaque)
@@ -706,6 +713,7 @@ class QCOMDevice(HCQ2Compiled):
         self._wait(self.inflight[-1].timeline, timeout)
       if self.prof_ents: self.collect_prof()
       self.inflight.clear()
+      self.allocator.release_waiting()
 
   @contextlib.contextmanager
   def keeping(self):
@@ -733,7 +741,7 @@ class QCOMDevice(HCQ2Compiled):
         if type(b) is HCQBuffer and b.owner is self: b.va_addr, b.view = LOST, None
       for key in [k for k in runtime_cache if k[1] == self.device]: del runtime_cache[key]
       for c in (hcq2.hcq_compile_cache, hcq2.link_buf_cache, hcq2.link_linear_cache, programs, self.bound, self.signals, self.timestamps,
-                self.allocator.cache, self.allocator.slabs, self.inflight, self.prof_ents): c.clear() # type: ignore[attr-defined]
+                self.allocator.cache, self.allocator.slabs, self.allocator.waiting, self.inflight, self.prof_ents): c.clear() # type: ignore[attr-defined]
       for k in ("done", "_scratch"): self.__dict__.pop(k, None)
       self.kept, self.queue.error, self.queue.fence = None, 0, 0
       self.iface = type(self.iface)(self, self.device_id)
