@@ -1,6 +1,6 @@
 """Sharing the GPU and its addresses: priorities, the budget of a submit, a compositor beside us, little address space and little memory."""
 from __future__ import annotations
-import gc, threading
+import contextlib, gc, threading
 import numpy as np
 import pytest
 from test.qcom_open import opened, virtual
@@ -42,15 +42,20 @@ def test_a_priority_that_does_not_exist_is_refused_on_both_kernels(kind, set_pri
   with pytest.raises(RuntimeError, match=f"QCOM_PRIORITY={value}.*1.*15"), opened(f"MOCK{kind}+QCOM:IR3"): pass
   assert not any(machine.msm.live().values()) and not any(machine.kgsl.live().values())
 
-def test_no_submit_holds_more_than_the_budget_of_estimated_work(kind):
-  """A batch is cut between kernels. One kernel that alone is longer goes in a submit of its own."""
-  costs = []
-  real_split = ops_qcom.Encoder.split
+@contextlib.contextmanager
+def submit_costs():
+  """The estimated cost in ms of each IB that is encoded in here, and a monkeypatch for what it is estimated and cut with."""
+  costs, real_split = [], ops_qcom.Encoder.split
   def split(self):
     if self.cost: costs.append(self.cost)
     real_split(self)
   with pytest.MonkeyPatch.context() as m:
     m.setattr(ops_qcom.Encoder, "split", split)
+    yield costs, m
+
+def test_no_submit_holds_more_than_the_budget_of_estimated_work(kind):
+  """A batch is cut between kernels. One kernel that alone is longer goes in a submit of its own."""
+  with submit_costs() as (costs, m):
     m.setattr(ops_qcom, "SUBMIT_BUDGET_MS", budget:=0.005)
     with virtual(kind) as (machine, dev):
       calls = (machine.msm if kind == "MSM" else machine.kgsl).calls
@@ -72,13 +77,8 @@ def test_a_compositor_meets_its_deadlines_beside_replays(kind):
   estimated time. A compositor of the highest priority hands in 2 ms of work each 16.7 ms and must be done with it in time.
   """
   with virtual(kind) as (machine, dev):
-    costs, cost_of = [], ops_qcom.estimate_ms
-    real_split = ops_qcom.Encoder.split
-    def split(self):
-      if self.cost: costs.append(self.cost)
-      real_split(self)
-    with pytest.MonkeyPatch.context() as m:
-      m.setattr(ops_qcom.Encoder, "split", split)
+    cost_of = ops_qcom.estimate_ms
+    with submit_costs() as (costs, m):
       m.setattr(ops_qcom, "estimate_ms", lambda est: cost_of(est) * 2000) # as if each of the kernels took about a millisecond
       def chain(x):
         for n in range(40): x = (x * 0.5 + n).contiguous()
