@@ -87,7 +87,6 @@ def unpacked(lib: bytes) -> Any:
     "tex": v.image_mapping.num_tex, "uav": v.num_uavs - v.image_mapping.num_tex,
     "params": params.size_vec4, "sha256": hashlib.sha256(image).hexdigest()}))
   return v, cs, imm, image
-compiler_mesa.IR3Compiler.unpack_lib = staticmethod(unpacked) # type: ignore[method-assign]
 
 # *** the observer
 
@@ -144,6 +143,7 @@ class Log:
 def address(t: Tensor) -> int: return int(t.uop.base.realized._buf.va_addr) # type: ignore[union-attr]
 
 def main(wanted: list[str]) -> None:
+  compiler_mesa.IR3Compiler.unpack_lib = staticmethod(unpacked) # type: ignore[method-assign]
   all_cases, gpu, out = cases(), None, {}
   Tensor.zeros(1).contiguous().realize()                # opens the device, and with it the machine
   gpu = current().gpu

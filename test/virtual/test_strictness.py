@@ -1,13 +1,14 @@
 """The table of strictness checks is complete, and the runtime comes by every one of them and passes."""
 from __future__ import annotations
 import ast, pathlib
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 import numpy as np
 import pytest
 from test.mockgpu.qcom import Config, GpuViolation
 from test.mockgpu.qcom.report import REMEDY
 from test.qcom_open import virtual
+from test.virtual.dispatch_log import optimized
 from test.virtual.ir3_asm import assemble
 from test.virtual.rig import Rig, Stream
 from test.virtual.strictness import BEHAVIOURS, CHECKS, Seen, table
@@ -15,7 +16,6 @@ from test.virtual.test_qcomcl import by_hand
 from tinygrad import Tensor, TinyJit
 from tinygrad.codegen.opt import Opt, OptOps
 from tinygrad.device import Compiled, ProfileGraphEvent
-from tinygrad.engine.realize import run_linear
 from tinygrad.helpers import Context
 from tinygrad.runtime.support.qcom_iface import QCOMError
 
@@ -42,14 +42,6 @@ def test_the_page_has_the_table_and_every_setting() -> None:
 
 # *** the runtime
 
-def optimized(t: Tensor, *opts: Opt) -> Tensor:
-  """Realizes `t`, one kernel, with these optimizations: 256 accumulators a thread spill, GROUPTOP takes local memory."""
-  linear, var_vals = t.linear_with_vars()
-  (call,) = linear.src
-  ast = call.src[0].replace(arg=replace(call.src[0].arg, opts_to_apply=opts))
-  run_linear(linear.replace(src=(call.replace(src=(ast, *call.src[1:])),)), var_vals)
-  return t
-
 def workload(rng: np.random.Generator, image: bool) -> int:
   """Local and private memory, a long program, images, batches of dependent kernels, inputs that the CPU rewrites. Returns how often it rewrote."""
   def f32(*shape: int) -> np.ndarray: return rng.integers(-9, 9, shape).astype(np.float32)
@@ -59,6 +51,7 @@ def workload(rng: np.random.Generator, image: bool) -> int:
     return 0
   a, b, u, v, y = f32(96, 64), f32(64, 80), f32(32, 8), f32(32, 8), f32(256)
   product = Tensor(a).realize() @ Tensor(b).realize()
+  # GROUPTOP takes local memory, 256 accumulators a thread spill
   np.testing.assert_array_equal(optimized(product, Opt(OptOps.GROUPTOP, 0, 8), Opt(OptOps.LOCAL, 0, 16)).numpy(), a @ b)
   outer = (Tensor(u).realize().reshape(32, 1, 8) * Tensor(v).realize().reshape(1, 32, 8)).sum(2)
   np.testing.assert_array_equal(optimized(outer, Opt(OptOps.UPCAST, 0, 16), Opt(OptOps.UPCAST, 1, 16)).numpy(), u @ v.T)
