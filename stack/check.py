@@ -8,7 +8,7 @@ What was found good is remembered in build/check under a hash of the tree and of
 from __future__ import annotations
 import concurrent.futures, dataclasses, json, os, pathlib, re, time
 from collections.abc import Iterable, Iterator, Sequence
-from stack import prove, series as ser, tree
+from stack import env, prove, series as ser, tree
 from stack.env import Problem, TREE
 from stack.prove import Outcome
 from stack.series import Entry, git, out
@@ -69,7 +69,7 @@ class Run:
   def outcomes(self) -> list[Outcome]:
     if self.record.is_file(): return [Outcome(*o) for o in json.loads(self.record.read_text())]
     with prove.laid_out(TREE, self.tree) as folder: found = prove.run_tests(folder, self.nodes, dict(self.env))
-    self.record.write_text(json.dumps([dataclasses.astuple(o) for o in found]))
+    with env.written_whole(self.record) as part: part.write_text(json.dumps([dataclasses.astuple(o) for o in found]))
     return found
 
 def runs(commit: str, entries: Iterable[Entry]) -> list[Run]:

@@ -1,6 +1,6 @@
 """Set-up of this clone: .venv with pinned requirements, the unmodified tinygrad, a C compiler, and the environment that commands run in."""
 from __future__ import annotations
-import collections, contextlib, fcntl, hashlib, os, pathlib, platform, shutil, subprocess, sys, time
+import collections, contextlib, fcntl, hashlib, os, pathlib, platform, shutil, subprocess, sys, tempfile, time
 from collections.abc import Iterator, Mapping
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -30,6 +30,15 @@ def locked(name: str) -> Iterator[None]:
       say(f"waiting for another dev command to finish its {name}")
       fcntl.flock(f, fcntl.LOCK_EX)
     yield
+
+@contextlib.contextmanager
+def written_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A name to create a file or link under, which then replaces `path` in one step: any number of threads and processes may do so at once, and one
+  that is interrupted leaves what was there."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as tmp:
+    yield (part := pathlib.Path(tmp) / path.name)
+    part.replace(path)
 
 def run_step(what: str, cmd: list[str | os.PathLike[str]], remedy: str) -> None:
   """Runs one set-up command. On a terminal its newest line of output is shown while it runs, elsewhere a sign of life every 20 s; Problem has its
@@ -103,10 +112,7 @@ def clang() -> str:
     if path == str(link): continue
     if link.is_symlink() and os.readlink(link) == path: return path
     if clang_works(path):
-      link.parent.mkdir(parents=True, exist_ok=True)
-      tmp = link.with_name(f"clang.{os.getpid()}")
-      tmp.symlink_to(path)
-      tmp.replace(link)
+      with written_whole(link) as part: part.symlink_to(path)
       return path
   raise Problem(f"no C compiler for tinygrad's CPU device (tried: {', '.join(n for n in names if n)}). Install clang, or set CC to one that works.")
 

@@ -92,9 +92,7 @@ def proofs(entries: Iterable[Entry]) -> Iterator[tuple[dict[str, str], list[str]
 def record(*parts: object) -> pathlib.Path:
   """File in build/check for the result of a run that `parts`, and what is the same for all runs, decide."""
   text = json.dumps([sys.version, env.clang(), env.digest(env.REQUIREMENTS, env.NODEPS), pathlib.Path(__file__).read_text(), *map(repr, parts)])
-  at = BUILD / "check" / (hashlib.sha256(text.encode()).hexdigest()[:32] + ".json")
-  at.parent.mkdir(parents=True, exist_ok=True)
-  return at
+  return BUILD / "check" / (hashlib.sha256(text.encode()).hexdigest()[:32] + ".json")
 
 @contextlib.contextmanager
 def laid_out(repo: pathlib.Path, tree: str) -> Iterator[pathlib.Path]:
@@ -115,7 +113,8 @@ def generated_code(pool: Executor, repo: pathlib.Path, commits: Sequence[str]) -
       done = subprocess.run([str(PYTHON), str(script)], env=settings(tree, {"DEV": dev, "PARALLEL": "0"}), cwd=tree, capture_output=True,
                             stdin=subprocess.DEVNULL, text=True, timeout=LIMIT)
     if done.returncode: raise Problem(f"generating code on {dev} at {commit[:12]} failed:\n{done.stderr.strip()[-1500:]}")
-    known.write_text(json.dumps(found := {f"{dev}/{k}": str(v) for k, v in json.loads(done.stdout).items()}))
+    found = {f"{dev}/{k}": str(v) for k, v in json.loads(done.stdout).items()}
+    with env.written_whole(known) as part: part.write_text(json.dumps(found))
     return found
   packages = [out(git(repo, "rev-parse", f"{c}:tinygrad")) for c in commits]
   jobs = {(p, dev): pool.submit(one, p, c, dev) for p, c in dict(zip(packages, commits)).items() for dev in CODEGEN_DEVICES}

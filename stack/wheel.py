@@ -44,17 +44,12 @@ def files(python: str | os.PathLike[str]) -> tuple[Series, dict[str, bytes]]:
 def build(dest: pathlib.Path, python: str | os.PathLike[str] = env.PYTHON) -> pathlib.Path:
   """Writes the wheel to folder `dest`, whole or not at all. Returns its path."""
   series, content = files(python)
-  dest.mkdir(parents=True, exist_ok=True)
   path = dest / f"tinygrad-{version(series)}-py3-none-any.whl"
-  partial = path.with_suffix(f".{os.getpid()}")
-  try:
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as z:
-      for name, data in content.items():
-        info = zipfile.ZipInfo(name, STAMP)
-        info.external_attr, info.compress_type = 0o100644 << 16, zipfile.ZIP_DEFLATED
-        z.writestr(info, data)
-    partial.replace(path)
-  finally: partial.unlink(missing_ok=True)
+  with env.written_whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as z:
+    for name, data in content.items():
+      info = zipfile.ZipInfo(name, STAMP)
+      info.external_attr, info.compress_type = 0o100644 << 16, zipfile.ZIP_DEFLATED
+      z.writestr(info, data)
   return path
 
 def main(args: list[str]) -> int:

@@ -1,6 +1,6 @@
 """`dev tree`: what the built tree holds, and that neither edits nor this repository's own files are ever lost."""
 from __future__ import annotations
-import os
+import os, subprocess, sys
 from test.stack.site import DOUBLE, FIX_HALF, HALF, SERIES, Site, entry, git, site_fixture  # noqa: F401
 
 def test_history_is_the_base_and_one_commit_an_entry(site: Site):
@@ -104,3 +104,17 @@ def test_an_interrupted_build_of_the_tree_is_finished_by_the_next_command(site: 
   (site.tree / "tinygrad/tensor.py").unlink()
   site.ok("tree", "--force")
   assert (site.tree / "tinygrad/tensor.py").is_file()
+
+def test_the_compiler_is_chosen_by_many_at_once(site: Site):
+  (site.root / "build" / "bin").mkdir()
+  code = """if True:
+    import concurrent.futures, sys, threading
+    sys.path.insert(0, ".")
+    from stack import env
+    together, link = [threading.Barrier(4), threading.Barrier(4)], env.pathlib.Path.symlink_to
+    env.clang_works = lambda path: together[0].wait(20) is not None
+    env.pathlib.Path.symlink_to = lambda self, path: (link(self, path), together[1].wait(20))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool: found = {job.result() for job in [pool.submit(env.clang) for _ in range(4)]}
+    print(len(found), (env.BUILD / "bin" / "clang").readlink() in map(env.pathlib.Path, found), *(p.name for p in (env.BUILD / "bin").iterdir()))"""
+  done = subprocess.run([sys.executable, "-c", code], cwd=site.root, capture_output=True, text=True, timeout=120)
+  assert done.stdout == "1 True clang\n", done.stderr
