@@ -1,4 +1,4 @@
-import os, subprocess, sys, unittest
+import os, pathlib, pickle, subprocess, sys, tempfile, unittest
 
 CHILD = """
 import numpy as np
@@ -30,6 +30,13 @@ print("freed", before - GlobalCounters.mem_used >= 2 * 6 * 4)
 print("again", f(real()).tolist() == [3.0 * n for n in range(6)])
 """
 
+TRACED = """
+from tinygrad import Tensor, TinyJit
+f = TinyJit(lambda x: ((x + 1).contiguous().realize() * 3).contiguous().realize())
+for _ in range(4): out = f(Tensor([0., 1.], device="PYTHON").to("CPU").realize())
+print(out.tolist())
+"""
+
 class TestHCQ2Written(unittest.TestCase):
   """A capture knows the buffers it overwrites, though HCQ2 refers to them by address: an input among them is copied, and they can be freed."""
   @classmethod
@@ -41,6 +48,13 @@ class TestHCQ2Written(unittest.TestCase):
   def test_outputs_fed_back(self):
     for name in ("ring", "two_kernels", "viewed", "by_name"):
       with self.subTest(name): self.assertEqual(self.found.get(name), "True", self.log)
+  def test_a_traced_run_is_written(self): # VIZ pickles what calls say of themselves: that must hold no buffer, whose contents would be copied
+    with tempfile.TemporaryDirectory() as tmp:
+      env = {**os.environ, "DEV": "CPU", "HCQ2": "1", "PARALLEL": "0", "VIZ": "-1", "TMPDIR": tmp}
+      done = subprocess.run([sys.executable, "-c", TRACED], env=env, capture_output=True, text=True)
+      self.assertEqual((done.returncode, done.stderr), (0, ""))
+      self.assertIn("[3.0, 6.0]", done.stdout)
+      with open(next(pathlib.Path(tmp).glob("rewrites.pkl*")), "rb") as f: self.assertGreater(len(pickle.load(f).rewrites), 0)
   def test_in_place(self): self.assertEqual(self.found.get("in_place"), "True", self.log)
   def test_free_intermediates(self): self.assertEqual((self.found.get("freed"), self.found.get("again")), ("True", "True"), self.log)
 

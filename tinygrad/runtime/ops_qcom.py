@@ -2,11 +2,12 @@ from __future__ import annotations
 import contextlib, ctypes, functools, gc, hashlib, itertools, math, os, struct, sys, time, weakref
 assert sys.platform != 'win32'
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any, Sequence, cast
-from tinygrad.device import Buffer, BufferSpec, Device, Program, TinyELF
+from tinygrad.device import Buffer, BufferSpec, Compiled, Device, ProfileDeviceEvent, Program, TinyELF
 from tinygrad.dtype import DType, dtypes
-from tinygrad.helpers import DEBUG, IMAGE, ContextVar, ansistrip, ceildiv, cpu_profile, dedup, from_mv, getenv, is_image_shape, mv_address, prod
-from tinygrad.helpers import round_up, to_mv
+from tinygrad.helpers import DEBUG, IMAGE, ContextVar, ansistrip, ceildiv, cpu_profile, dedup, from_mv, getenv, is_image_shape, mv_address
+from tinygrad.helpers import perf_counter_us, prod, round_up, to_mv
 from tinygrad.renderer import Estimates
 from tinygrad.renderer.nir import IR3Renderer
 from tinygrad.runtime.autogen import mesa
@@ -547,6 +548,8 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
 # *****************
 # 5. the device
 
+CLOCK_PROBES = 10 # the tightest bounds of so many are good to about half of what a submit and its wait take
+
 class QCOMDevice(HCQ2Compiled):
   ifaces, timestamp_divider, has_copy_queue, hcq_direct = ifaces, 19.2, False, True # timestamps are ticks of the 19.2 MHz always-on counter
   schedule_batch, encode_batch = staticmethod(schedule_batch), staticmethod(encode_batch)
@@ -618,14 +621,16 @@ class QCOMDevice(HCQ2Compiled):
     fxn, args, batch, info = self.bind(call, ast)
     self._run(fxn, args if info is None else args + [ctypes.c_uint64(v) for v in info.vals(var_vals)], batch, inputs, call.arg.name, keep=call)
 
-  def run_encoder(self, enc:Encoder, name:str):
+  def run_encoder(self, enc:Encoder, name:str): self._run(*self.link_encoder(enc, name))
+  def link_encoder(self, enc:Encoder, name:str) -> tuple:
+    """Arguments of _run for a batch that holds addresses already and has no inputs. It can run again."""
     blob, fields, addrs = enc.tables()
     arena, table = self.gpu_bytes(bytes(enc.arena)), bytearray(blob)
     for off,addr in [(0, arena._buf.va_addr), *addrs]: struct.pack_into("<Q", table, off, addr)
     fields |= {k: fields[k] + mv_address(table) for k in TABLE_POINTERS} | {"arena": arena._buf.cpu_view().addr}
     batch = (ctypes.c_uint64 * len(BATCH))(*[fields.get(n, 0) for n in BATCH])
     args = [ctypes.c_uint64(ctypes.addressof(x)) for x in (self.queue, batch)]
-    self._run(self.queue.prog.fxn, args, memoryview(batch).cast('B').cast('Q'), [], name, keep=(arena, table, batch))
+    return self.queue.prog.fxn, args, memoryview(batch).cast('B').cast('Q'), list[int](), name, (arena, table, batch)
 
   def _run(self, fxn, args:list, batch:memoryview, inputs:list[int], name:str, keep:Any=None):
     self.iface.check_process()
@@ -714,6 +719,21 @@ class QCOMDevice(HCQ2Compiled):
       if self.prof_ents: self.collect_prof()
       self.inflight.clear()
       self.allocator.release_waiting()
+
+  def _at_profile_finalize(self):
+    """Relates the GPU's clock to the host's: a timestamp was taken after its submit was called and before the wait for it returned."""
+    at, enc = self.signal("clock"), Encoder(lambda b: (int(b.va_addr), None))
+    enc.ib.timestamp(Addr(at._buf))
+    probe, after, before = self.link_encoder(enc.finish(Addr(self.signal("timeline")._buf)), "clock"), [], []
+    for _ in range(CLOCK_PROBES):
+      st = perf_counter_us()
+      self._run(*probe)
+      self.synchronize()
+      en, gpu = perf_counter_us(), at._buf.cpu_view().view(fmt='Q')[0] / Decimal(self.timestamp_divider)
+      after.append(st - gpu)
+      before.append(en - gpu)
+    lo, hi = max(after), min(before)
+    Compiled.profile_events.append(ProfileDeviceEvent(self.device, (lo + hi) / 2, {**self.device_props(), "tdiff_error_us": (hi - lo) / 2}))
 
   @contextlib.contextmanager
   def keeping(self):
