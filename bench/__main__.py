@@ -1,4 +1,5 @@
-"""`dev bench [NAME ...]`: measured ratios, one JSON object a line on stdout, then a table with goals and verdicts.
+"""`dev bench [--quick] [NAME ...]`: measured ratios, one JSON object a line on stdout, then a table with goals and verdicts.
+--quick: one turn of each instead of many, to see that it works; its numbers say little.
 
 replay   host cost of a replay, with and without waiting for it, against the unmodified tinygrad 0.14.0 driver; its ioctls and allocations
 eager    host cost of a launch outside of captures
@@ -16,6 +17,7 @@ import json, os, pathlib, statistics, subprocess, sys, tempfile, time
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 from test.virtual.unmodified import environment
+from tinygrad.helpers import trange
 
 HERE = pathlib.Path(__file__).resolve().parent
 COUNTS, OURS = (1, 30, 300), ("MSM", "KGSL")
@@ -66,7 +68,7 @@ Samples = dict[tuple[str, str], list[float]]
 def rounds(names: set[str], children: dict[str, Child], turns: int) -> Iterator[tuple[str, str, list[float]]]:
   """(measurement, driver, values) of processes that live side by side and take turns: a busy machine is equally busy for each."""
   asks = {"replay": [f"queue {n}" for n in COUNTS] + [f"sync {n}" for n in COUNTS] + ["weights 5", "weights 500"], "eager": ["eager"]}
-  for _ in range(turns):
+  for _ in trange(turns, desc="turns of the host benchmarks", disable=None):
     for what in (a for name, group in asks.items() if name in names for a in group):
       for d, child in children.items(): yield what, d, child.ask(what.split()[0], *map(int, what.split()[1:]), REPLAYS)
   once = {"replay": [f"ioctls {n}" for n in COUNTS] + ["objects 30"], "capture": ["capture 300 3"], "memory": ["memory 300 4"]}
@@ -76,15 +78,15 @@ def rounds(names: set[str], children: dict[str, Child], turns: int) -> Iterator[
       if isinstance(got, dict): yield from ((f"{what.split()[0]} {k}", d, [v]) for k, v in got.items())
       else: yield what, d, got if isinstance(got, list) else [got]
 
-def host(names: set[str]) -> Iterator[Line]:
+def host(names: set[str], quick: bool) -> Iterator[Line]:
   off, samples = {"execute": False, "schedule": "late"}, Samples()
   with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
     envs = {"unmodified": {**environment(pathlib.Path(folder)), "QCOM_MOCK": json.dumps(off)}, **{i: ours(i, **off) for i in OURS}}
-    for _ in range(GENERATIONS):
+    for _ in range(1 if quick else GENERATIONS):
       children: dict[str, Child] = {}
       try:
         for d, env in envs.items(): samples.setdefault(("first", d), []).append((children.setdefault(d, Child(env, log))).first * 1e9)
-        for what, d, got in rounds(names, children, TURNS): samples.setdefault((what, d), []).extend(got)
+        for what, d, got in rounds(names, children, 1 if quick else TURNS): samples.setdefault((what, d), []).extend(got)
       finally:
         for child in children.values(): child.close()
 
@@ -94,7 +96,7 @@ def host(names: set[str]) -> Iterator[Line]:
       new, old = (statistics.median(samples[what, x]) / scale for x in (d, "unmodified"))
       low = min(samples[what, d]) / min(samples[what, "unmodified"])
       yield Line(bench, f"{d}, {name}", round(new / old, 3), "x", ("<=", limit),
-                 {"ours": round(new, 2), "unmodified": round(old, 2), "unit": unit, "ratio_of_minima": round(low, 3)})
+                 {"ours": round(new, 2), "unmodified": round(old, 2), "in": unit, "ratio_of_minima": round(low, 3)})
   for n in COUNTS: yield from against("replay", f"queue {n}", f"replay of {n} kernel{'s' * (n > 1)}", "us", 1e3, 0.5)
   for n in COUNTS: yield from against("replay", f"sync {n}", f"replay and wait, {n} kernel{'s' * (n > 1)}", "us", 1e3, 0.6)
   if "replay" in names:
@@ -107,7 +109,7 @@ def host(names: set[str]) -> Iterator[Line]:
         yield Line("replay", f"{d}, replay, {name}", round(ratio, 3), "x", ("<=", limit))
       for n in COUNTS:
         yield Line("replay", f"{d}, ioctls of a replay and wait, {n} kernel{'s' * (n > 1)}", max(samples[f"ioctls {n}", d]), "", ("<=", 2.0),
-                   {"ours": max(samples[f"ioctls {n}", d]), "unmodified": max(samples[f"ioctls {n}", "unmodified"]), "unit": "ioctls"})
+                   {"ours": max(samples[f"ioctls {n}", d]), "unmodified": max(samples[f"ioctls {n}", "unmodified"]), "in": "ioctls"})
   yield from against("replay", "objects 30", "blocks allocated by Python in a replay of 30", "", 1, 0.5)
   yield from against("eager", "eager", "eager launch", "us", 1e3, 0.8)
   yield from against("capture", "capture 300 3", "capture of 300 kernels, compiled before", "s", 1e9, 1.0)
@@ -130,7 +132,7 @@ def shader() -> Iterator[Line]:
     yield Line("shader", f"{name}, one thread", round(r["lanes"] / best / 1e6, 1), "M lane-instr/s", (">=", goal) if goal else None,
                {"median": round(r["lanes"] / statistics.median(r["seconds"]) / 1e6, 1), "lane_instructions": r["lanes"]})
     yield Line("shader", f"{name}, against DEV=CPU, one thread each", round(best / cpu, 2), "x", ("<=", 8.0) if goal else None,
-               {"ours": round(best * 1e3, 1), "unmodified": round(cpu * 1e3, 2), "unit": "ms", "other": "DEV=CPU"})
+               {"ours": round(best * 1e3, 1), "unmodified": round(cpu * 1e3, 2), "in": "ms", "other": "DEV=CPU"})
     yield Line("shader", f"{name}, {os.cpu_count()} threads against one", round(min(r["wall"][str(os.cpu_count())]) / min(r["wall"]["1"]), 2), "x",
                ("<=", 1.2 / (os.cpu_count() or 1)) if goal else None)
     yield Line("shader", f"{name}, checks on against off", round(best / loose, 2), "x", ("<=", 2.5))
@@ -157,7 +159,7 @@ def models() -> Iterator[Line]:
     for d in OURS:
       for i, (what, limit, scale, unit) in enumerate((("compilation", 1.5, 1, "s"), ("enqueue of a replay", 1.0, 1e-3, "us"))):
         yield Line("models", f"{d}, {what} of the pipeline", round(low[d][i] / low["unmodified"][i], 3), "x", ("<=", limit),
-                   {"ours": round(low[d][i] * scale, 2), "unmodified": round(low["unmodified"][i] * scale, 2), "unit": unit})
+                   {"ours": round(low[d][i] * scale, 2), "unmodified": round(low["unmodified"][i] * scale, 2), "in": unit})
     loads = [child("models.py", envs["MSM"], "load", pickled) for _ in range(2)]    # the second has the shader core's translations
     yield Line("models", "MSM, reload and first replay of the pipeline", round(loads[1]["load"] + loads[1]["first"], 2), "s", ("<=", 2.0), loads[1])
     where = pathlib.Path(sys.prefix).glob("lib/python3*/site-packages/rapidocr_onnxruntime/models/*.onnx")
@@ -194,18 +196,21 @@ def alignment() -> Iterator[Line]:
 
 BENCHES = ("replay", "eager", "capture", "memory", "aligned", "shader", "models", "demo")
 
-def measure(names: set[str]) -> Iterator[Line]:
-  if names & {"replay", "eager", "capture", "memory"}: yield from host(names)
+def measure(names: set[str], quick: bool) -> Iterator[Line]:
+  if names & {"replay", "eager", "capture", "memory"}: yield from host(names, quick)
   for name, fn in (("aligned", alignment), ("shader", shader), ("memory", memory), ("models", models), ("demo", demo)):
-    if name in names: yield from fn()
+    if name not in names: continue
+    if sys.stderr.isatty(): print(f"{name} ...", file=sys.stderr)
+    yield from fn()
 
 def main(args: list[str]) -> int:
+  quick, args = "--quick" in args, [a for a in args if a != "--quick"]
   if unknown := [a for a in args if a not in BENCHES]:
     print(f"dev bench: no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHES)}", file=sys.stderr)
     return 2
   lines = []
   try:
-    for line in measure(set(args or BENCHES)):
+    for line in measure(set(args or BENCHES), quick):
       lines.append(line)
       print(line.json(), flush=True)
   except RuntimeError as e:
@@ -216,7 +221,7 @@ def main(args: list[str]) -> int:
   for x in lines:
     verdict = {True: "ok", False: "MISSED", None: ""}[x.ok]
     other = x.detail.get("other", "unmodified")
-    more = f"{x.detail['ours']:g} {x.detail['unit']}, {other} {x.detail['unmodified']:g}" if "unmodified" in x.detail else \
+    more = f"{x.detail['ours']:g} {x.detail['in']}, {other} {x.detail['unmodified']:g}" if "unmodified" in x.detail else \
            f"{x.detail['cpu_s']} s of CPU" if "cpu_s" in x.detail else ""
     goal = f"{x.goal[0]} {x.goal[1]:g}" if x.goal else ""
     print(f"  {x.bench:<8} {x.what:<{width}} {x.value:>9g} {x.unit:<22} {goal:<8} {verdict:<7} {more}".rstrip())

@@ -131,9 +131,12 @@ def check(names: Sequence[str] = (), workers: int = 2) -> bool:
       changed: dict[int, list[str]] = {}
       for stretch in stretches(series.entries, names): changed |= code_changes(pool, stretch, points)
       jobs = {run: pool.submit(run.outcomes) for run in dict.fromkeys([*(run for i in before for run in (*before[i], *after[i])), *last])}
+      shown = env.Progress("runs of tests", len(jobs))
+      for job in jobs.values(): job.add_done_callback(lambda _: shown.step())
       for i in before:
         entry = series.entries[i]
         failing, passing = ([o for run in of_tree[i] for o in jobs[run].result()] for of_tree in (before, after))
+        shown.clear()
         said = judge(entry, near[i], failing, passing)
         if (kernels := changed.get(i)):
           said.append(f"changes the code generated for {', '.join(kernels[:6])}{' ...' if len(kernels) > 6 else ''}; if meant: see `changes_codegen`")
@@ -145,6 +148,7 @@ def check(names: Sequence[str] = (), workers: int = 2) -> bool:
           reasons = {first_line(o.text) for o in failing if o.status in ("failed", "error")}
           print(f"check: {entry.name}: proved; without it: {min(reasons, key=len)}", flush=True)
       at_the_end = [o for run in last for o in jobs[run].result()]
+      shown.clear()
       for j, e in enumerate(series.entries) if last else ():
         if e.proves and (said := judge_after(at_the_end, e.proves, "at the end of the series")):
           ok = False

@@ -12,7 +12,7 @@ HELP = """usage: ./dev COMMAND [args]
   run SCRIPT|-m|-c ...   Python with the built tree; DEV as you set it
   lint [ruff args]       ruff and mypy
   doctor [--json]        what this machine offers, what to do about each problem, and a self-test
-  bench [NAME]           measured ratios
+  bench [--quick] [NAME] measured ratios
   tree                   build build/tree: the unmodified tinygrad and one commit per entry of series.toml
   check [NAME ...]       prove each commit: its tests fail before it and pass after it
   export [DIR]           the series as `git am` patches with a cover letter

@@ -1,6 +1,6 @@
 """Set-up of this clone: .venv with pinned requirements, the unmodified tinygrad, a C compiler, and the environment that commands run in."""
 from __future__ import annotations
-import collections, contextlib, fcntl, hashlib, os, pathlib, platform, shutil, subprocess, sys, tempfile, time
+import collections, contextlib, fcntl, hashlib, os, pathlib, platform, shutil, subprocess, sys, tempfile, threading, time
 from collections.abc import Iterator, Mapping
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -39,6 +39,21 @@ def written_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
   with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as tmp:
     yield (part := pathlib.Path(tmp) / path.name)
     part.replace(path)
+
+class Progress:
+  """A line on a terminal's stderr for work of `total` steps that takes minutes; nothing where stderr is no terminal."""
+  def __init__(self, what: str, total: int):
+    self.what, self.total, self.done, self.live, self.start = what, total, 0, sys.stderr.isatty(), time.monotonic()
+    self.lock = threading.Lock()
+    self.step(0)
+  def step(self, n: int = 1) -> None:
+    with self.lock:
+      self.done += n
+      text = f"  {self.what}: {self.done} of {self.total}, {time.monotonic() - self.start:.0f} s"
+      if self.live: print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+  def clear(self) -> None:
+    """Before a line of output, and at the end."""
+    if self.live: print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 def run_step(what: str, cmd: list[str | os.PathLike[str]], remedy: str) -> None:
   """Runs one set-up command. On a terminal its newest line of output is shown while it runs, elsewhere a sign of life every 20 s; Problem has its

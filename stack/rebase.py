@@ -46,9 +46,12 @@ def rebase(source: str) -> Report:
   prove.lay_out(TREE, prove.with_files(TREE, onto, final, ["test/"]), without)
   prove.lay_out(TREE, prove.with_files(TREE, applied.head, final, ["test/"]), patched)
   broken, passed, needless = {}, [], []
-  for e in series.entries:
-    if e.name in applied.conflicts or not e.proves: continue
+  fitting = [e for e in series.entries if e.name not in applied.conflicts and e.proves]
+  shown = env.Progress("commits tested", len(fitting))
+  for e in fitting:
     outcomes = prove.run_tests(patched, e.proves, e.env)
+    shown.step()
+    shown.clear()
     if (bad := [o for o in outcomes if o.status in ("failed", "error")]) or not any(o.status == "passed" for o in outcomes):
       broken[e.name] = bad or outcomes
       print(f"rebase: BROKEN: {e.name} applies, but:", flush=True)

@@ -73,6 +73,11 @@ def same(what: str, got: np.ndarray, want: np.ndarray, digest: Any) -> None:
   digest.update(got.tobytes())
   if not np.array_equal(got, want): raise AssertionError(f"{what}: {got} instead of {want}")
 
+def progress(text: str) -> None:
+  """Shown on the terminal that the test was started from, if it was: pytest keeps the usual ways for itself."""
+  if fd := int(os.environ.get("QCOM_PROGRESS_FD", "0")):
+    with contextlib.suppress(OSError): os.write(fd, f"\r\033[K{text}".encode())
+
 def replay(dev: Any, profiled: bool) -> dict[str, Any]:
   """Captures and replays. Raises AssertionError in words, returns what the record says of this mode."""
   inputs, graph, digest = Inputs(np.random.default_rng(SEED)), Graph(), hashlib.sha256()
@@ -85,6 +90,7 @@ def replay(dev: Any, profiled: bool) -> dict[str, Any]:
     submits, kernels, events, start = dev.queue.submits, graph.kernels, len(Compiled.profile_events), time.perf_counter()
     for n in range(REPLAYS):
       if n % 16 == 8: inputs.renew()
+      if n % 20 == 0: progress(f"  replay {n} of {REPLAYS}, {'profiled' if profiled else 'normal'}")
       if n % 50 == 49: inputs.sliced[n // 50 % 3] = inputs.fresh(3 * N, np.float32)
       (a, out), want = graph(*inputs.pick())
       if n < REPLAYS // 2 or n % 16 == 15: # first each result, then bursts that nobody waits for
@@ -169,13 +175,18 @@ DEVICES = [ASKED] if DEV.device == "QCOM" else ["MOCKMSM+QCOM:IR3", "MOCKKGSL+QC
 
 @pytest.mark.skipif(not DEVICES, reason=f"DEV={ASKED} is not an Adreno")
 @pytest.mark.parametrize("dev", DEVICES)
-def test_800_replays_with_other_buffers_each_time_are_exact(dev: str) -> None:
+def test_800_replays_with_other_buffers_each_time_are_exact(dev: str, capfd: pytest.CaptureFixture[str]) -> None:
   if dev.startswith("MOCK") and importlib.util.find_spec("test.mockgpu.qcom") is None: pytest.skip("no test.mockgpu.qcom: not a source tree")
   target = pathlib.Path(os.environ.get("QCOM_RECORD") or "build/qcom-replay.json").absolute()
   if not (ASKED and "QCOM_RECORD" in os.environ): target = target.with_stem(f"{target.stem}-{dev.replace(':', '-')}")
   target.unlink(missing_ok=True)
   env = {**os.environ, "DEV": dev, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
-  done = subprocess.run([sys.executable, __file__, str(target)], env=env, capture_output=True, text=True, timeout=570)
+  with capfd.disabled(): terminal = (os.dup(2),) if os.isatty(2) else ()
+  if terminal: env["QCOM_PROGRESS_FD"] = str(terminal[0])
+  done = subprocess.run([sys.executable, __file__, str(target)], env=env, capture_output=True, text=True, timeout=570, pass_fds=terminal)
+  for fd in terminal:
+    os.write(fd, b"\r\033[K")
+    os.close(fd)
   if done.returncode == NO_DEVICE: pytest.skip(done.stderr.strip().splitlines()[0])
   assert done.returncode == 0, f"{dev}: exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
   record = json.loads(target.read_text())

@@ -14,9 +14,9 @@ STANDS_FOR_YOURS = {"script.py", "model.onnx", "model.pkl", "SCRIPT", "CLONE", "
 # which file has the command run: a verb of `dev`, a script or a module. "-" is for what only CI's set-up can do in full
 RUN_BY = {"demo": ".ci/run", "test": ".ci/run", "tree": ".ci/run", "lint": ".ci/run", "doctor": "test/stack/test_doctor_report.py",
           "check": "test/stack/test_check.py", "export": "test/stack/test_apply.py", "apply": "test/stack/test_apply.py",
-          "rebase": "test/stack/test_apply.py", "wheel": "test/stack/test_apply.py"}
-BY_HAND = {"bench": "measures, for minutes: its numbers are in the documents with the command", "records": "test_records.py has its function",
-           "help": "the usage, printed by an unknown command as well"}
+          "rebase": "test/stack/test_apply.py", "wheel": "test/stack/test_apply.py", "bench": "test/stack/test_progress.py",
+          "records": "test/stack/test_progress.py"}
+BY_HAND = {"help": "the usage, printed by an unknown command as well"}
 
 def commands(page: pathlib.Path) -> list[str]:
   """What a reader would type: lines of code blocks, and inline code, that begin with settings, ./dev or Python. Comments are cut off."""

@@ -264,10 +264,14 @@ def selftest_main() -> None:
 
 TESTS = {0: ("add", "matmul", "replay"), 1: ("image",)} # by IMAGE, which a device is asked for when it opens
 
-def selftest(dev: str, timeout_s: float = 600) -> list[Finding]:
+def selftest(dev: str, timeout_s: float = 600) -> Iterator[Finding]:
   """add, matmul, 24 replays and images on `dev`, exact, in child processes: a hang or a crash there is a finding here."""
   what = "the VIRTUAL Adreno 630, no hardware was used" if "MOCK" in dev else "the real device"
-  return [f for image in TESTS for f in _selftest(dev, image, what, timeout_s)]
+  for image, names in TESTS.items():
+    if live := sys.stderr.isatty(): print(f"\r\033[K  ...  self-test on {what}: {', '.join(names)}", end="", file=sys.stderr, flush=True)
+    found = _selftest(dev, image, what, timeout_s)
+    if live: print("\r\033[K", end="", file=sys.stderr, flush=True)
+    yield from found
 
 def _selftest(dev: str, image: int, what: str, timeout_s: float) -> list[Finding]:
   env = {**os.environ, "DEV": dev, "IMAGE": str(image), "PARALLEL": "0", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
@@ -313,14 +317,15 @@ def main(args: list[str]) -> int:
   nodes = devices()
   report = [*host(), *nodes, *clocks(), *dumps()]
   if not args: print(*map(show, report), sep="\n", flush=True)
-  tests = selftest(dev) if (dev := choose(nodes)) else [Finding("self-test", "note", "not run: no usable Adreno 630 in this machine")]
-  report += tests
+  none = Finding("self-test", "note", "not run: no usable Adreno 630 in this machine")
+  for test in selftest(dev) if (dev := choose(nodes)) else [none]:
+    if not args: print(show(test), flush=True)
+    report.append(test)
   problems = [f for f in report if f.state == "problem"]
   if args: print(json.dumps({"ok": not problems, "findings": [dataclasses.asdict(f) for f in report]}, indent=2))
   else:
-    print(*map(show, tests), sep="\n")
-    none = "" if any(f.state == "ok" for f in nodes) else "; no usable Adreno 630 in this machine"
-    print(f"doctor: {f'{len(problems)} problem(s)' if problems else 'ok'}{none}")
+    absent = "" if any(f.state == "ok" for f in nodes) else "; no usable Adreno 630 in this machine"
+    print(f"doctor: {f'{len(problems)} problem(s)' if problems else 'ok'}{absent}")
   return 1 if problems else 0
 
 if __name__ == "__main__": sys.exit(main(sys.argv[1:]))
