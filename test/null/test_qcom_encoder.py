@@ -104,13 +104,11 @@ def program(signature=(), **over) -> QCOMProgram:
 
 def resolve(s: Stream) -> bytes:
   """The stream with addresses filled in, as they are once patched."""
-  out: list[int] = []
-  for w in s.words:
-    if isinstance(w, Addr):
-      a = (ARENA if w.buf is None else w.buf) + w.offset
-      out += [a & 0xffffffff, a >> 32]
-    elif w is not None: out.append(w)
-  return struct.pack(f"<{len(out)}I", *out)
+  out = bytearray(s.data)
+  for o, v in s.places:
+    assert isinstance(v, Addr) and not any(out[o:o + 8])
+    struct.pack_into("<Q", out, o, (ARENA if v.buf is None else v.buf) + v.offset)
+  return bytes(out)
 
 def launch(p: QCOMProgram, groups=(4, 3, 2), local=(32, 2, 1), scratch=None):
   s = Stream()

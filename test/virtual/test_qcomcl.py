@@ -125,7 +125,7 @@ def test_damaged_containers_are_parsed_or_refused_in_words(data: st.DataObject) 
   assert len(p.image) == 128 * p.instrlen and 0 <= p.prg_offset < len(p.image) and max(p.buf_offs) + 8 <= 2048
   assert all(o + len(v) <= 2048 for o, v in p.consts) and p.args_bytes == 2048 + 64 * 2 + 16 * p.nsamplers
   bufs = [ops_qcom.Addr(None, 64 * i) for i in range(4)]
-  assert len(p.arguments(bufs, (), (1, 1, 1)).words) * 4 == p.args_bytes
+  assert len(p.arguments(bufs, (), (1, 1, 1)).data) == p.args_bytes
 
 # *** launches: machine code written by hand
 

@@ -25,9 +25,13 @@ BUFTYPE_TEX, BUFTYPE_IBO = 1, 2
 # *****************
 # 1. PM4 and register fields
 
+@functools.cache
+def field_place(name:str) -> tuple[int, int, int]:
+  return getattr(mesa, f"{name}__MASK"), getattr(mesa, f"{name}__SHIFT"), getattr(mesa, f"{name}__SHR", 0)
+
 def field(name:str, val:Any) -> Any:
   """`val` (bytes, vec4, ...) in the place and the unit of register field `name`. Raises ValueError for what the field can't express."""
-  mask, shift, shr = getattr(mesa, f"{name}__MASK"), getattr(mesa, f"{name}__SHIFT"), getattr(mesa, f"{name}__SHR", 0)
+  mask, shift, shr = field_place(name)
   if isinstance(val, UOp): return (val >> shr if shr else val).cast(dtypes.uint32) * (1 << shift)
   if val & (1 << shr) - 1: raise ValueError(f"{val} is not a multiple of {1 << shr}, the unit of register field {name}")
   if val < 0 or (val >> shr << shift) & ~mask: raise ValueError(f"{val} does not fit register field {name} ({(mask >> shift).bit_length()} bits)")
@@ -46,13 +50,20 @@ def ctz(v:int) -> int: return (v & -v).bit_length() - 1
 
 class Addr:
   """A GPU address in a stream or in arguments: `buf` (a UOp, None for the arena that holds both) plus an offset in bytes, a multiple of `align`."""
-  def __init__(self, buf:UOp|None, offset:int=0, align:int=1): self.buf, self.offset, self.align = buf, offset, align
+  def __init__(self, buf:Any, offset:int=0, align:int=1): self.buf, self.offset, self.align = buf, offset, align
 
 class Stream:
-  """Dwords of a command stream or of kernel arguments: ints, uint32 UOps that are known when the batch runs, and Addrs, which fill two dwords."""
-  def __init__(self): self.words:list[Any] = []
+  """Dwords of a command stream or of kernel arguments. `places` are the bytes that are filled in later: an Addr two dwords, a UOp its own size."""
+  def __init__(self, data:bytes=b"", places:Sequence[tuple[int, Addr|UOp]]=()): self.data, self.places = bytearray(data), list(places)
   def q(self, *vals):
-    for v in vals: self.words += [v, None] if isinstance(v, Addr) else [v]
+    for v in vals:
+      if isinstance(v, (Addr, UOp)): self.places.append((len(self.data), v))
+      self.data += bytes(8) if isinstance(v, Addr) else bytes(4) if isinstance(v, UOp) else v.to_bytes(4, "little")
+  def add(self, s:Stream, given:dict[Any, Addr]):
+    """Appends a stream whose addresses are relative to names in `given`."""
+    for o,v in s.places:
+      self.places.append((len(self.data) + o, Addr((g:=given[v.buf]).buf, g.offset + v.offset, v.align) if isinstance(v, Addr) else v))
+    self.data += s.data
   def cmd(self, opcode:int, *vals): self.q(pkt7_hdr(opcode, sum(1 + isinstance(v, Addr) for v in vals)), *vals)
   def reg(self, regno:int, *vals): self.q(pkt4_hdr(regno, sum(1 + isinstance(v, Addr) for v in vals)), *vals)
   def load_state(self, typ:int, block:int, units:int, addr:Addr):
@@ -142,13 +153,22 @@ class Stream:
 
 def u32(x:sint) -> Any: return x.cast(dtypes.uint32) if isinstance(x, UOp) else int(x)
 
+@functools.cache
+def descriptor(height:int, width:int, itemsize:int, tex:bool) -> bytes:
+  """The first 32 bytes of a texture's or a UAV's descriptor, without the address."""
+  fmt, pitch = mesa.FMT6_32_32_32_32_FLOAT if itemsize == 4 else mesa.FMT6_16_16_16_16_FLOAT, width * 4 * itemsize
+  swiz = {"swiz_x": 0, "swiz_y": 1, "swiz_z": 2, "swiz_w": 3} if tex else {}
+  return struct.pack("<8I", reg("A6XX_TEX_CONST_0", fmt=fmt, **swiz) | (8 if tex else 0), reg("A6XX_TEX_CONST_1", width=width, height=height),
+                     reg("A6XX_TEX_CONST_2", type=mesa.A6XX_TEX_2D, pitch=pitch, pitchalign=ctz(pitch)-6), 0, 0, 0,
+                     reg("A6XX_TEX_CONST_6", plane_pitch=0x400000), 13)
+
 # *****************
 # 2. programs
 
 class QCOMProgram(Program['QCOMDevice']):
   """What a compiled kernel needs to be launched. Sizes in bytes unless the name says otherwise; register counts and descriptor counts as numbers."""
   def __init__(self, dev:QCOMDevice, obj:TinyELF):
-    self.dev, self.name, self.signature = dev, obj.name, obj.signature
+    self.dev, self.name, self.signature, self.launches = dev, obj.name, obj.signature, dict[tuple, Stream]()
     self.NIR = isinstance(dev.renderer, IR3Renderer)
     (self._parse_ir3 if self.NIR else self._parse_cl)(obj.lib)
     self.pvtmem_per_item = round_up(self.pvtmem, 512)
@@ -229,7 +249,7 @@ class QCOMProgram(Program['QCOMDevice']):
 
   def arguments(self, bufs:Sequence[Addr], vals:Sequence[Any], local_size:Sequence[int]) -> Stream:
     """Constants and descriptors of one launch, args_bytes long. `bufs` and `vals` as in the signature: buffers first, then variables."""
-    data, values = bytearray(self.args_bytes), list[tuple[int, Any]]()
+    data, values = bytearray(self.args_bytes), list[tuple[int, Addr|UOp]]()
     for off,val in self.consts: data[off:off+len(val)] = val
     if self.wgsz != 0xfc and self.NIR: struct.pack_into("<III", data, self.wgsz * 4, *local_size)
     sig = [(bufs[slot], dt, shape) for _,slot,dt,shape in self.signature[:len(bufs)]]
@@ -251,21 +271,11 @@ class QCOMProgram(Program['QCOMDevice']):
       c = mesa.A6XX_TEX_CLAMP_TO_BORDER
       struct.pack_into("<II", data, self.samp_off + 16*i, reg("A6XX_TEX_SAMP_0", wrap_s=c, wrap_t=c, wrap_r=c),
                        reg("A6XX_TEX_SAMP_1", unnorm_coords=True, cubemapseamlessfiltoff=True))
-    ret = Stream()
-    ret.words = list(struct.unpack(f"<{len(data)//4}I", data))
-    for off,v in values:
-      if isinstance(v, Addr): ret.words[off//4:off//4+2] = [v, None]
-      else: ret.words[off//4] = (off % 4, v)
-    return ret
+    return Stream(data, values)
 
   def _image(self, data:bytearray, off:int, buf:Addr, dt:DType, shape:tuple, tex:bool) -> tuple[int, Addr]:
-    pitch, fmt = shape[1] * 4 * dt.itemsize, mesa.FMT6_32_32_32_32_FLOAT if dt.itemsize == 4 else mesa.FMT6_16_16_16_16_FLOAT
-    if pitch % 64: raise RuntimeError(f"{self.name}: an image row of {pitch} bytes is not a multiple of 64")
-    swiz = {"swiz_x": 0, "swiz_y": 1, "swiz_z": 2, "swiz_w": 3} if tex else {}
-    struct.pack_into("<3I", data, off, reg("A6XX_TEX_CONST_0", fmt=fmt, **swiz) | (8 if tex else 0),
-                     reg("A6XX_TEX_CONST_1", width=shape[1], height=shape[0]),
-                     reg("A6XX_TEX_CONST_2", type=mesa.A6XX_TEX_2D, pitch=pitch, pitchalign=ctz(pitch)-6))
-    struct.pack_into("<2I", data, off + 24, reg("A6XX_TEX_CONST_6", plane_pitch=0x400000), 13)
+    if (pitch:=shape[1] * 4 * dt.itemsize) % 64: raise RuntimeError(f"{self.name}: an image row of {pitch} bytes is not a multiple of 64")
+    data[off:off+32] = descriptor(shape[0], shape[1], dt.itemsize, tex)
     return off + 16, Addr(buf.buf, buf.offset, 64) # the descriptor has no room for lower bits
 
   def __call__(self, *bufs:HCQBuffer, global_size:tuple[int|float,int|float,int|float]=(1,1,1), local_size:tuple[int,int,int]=(1,1,1),
@@ -318,19 +328,18 @@ class Encoder:
 
   def place(self, s:Stream, align:int) -> int:
     off = round_up(len(self.arena), align)
-    self.arena += bytes(off - len(self.arena)) + bytes(4 * len(s.words))
-    for o,w in zip(range(off, len(self.arena), 4), s.words):
-      if isinstance(w, Addr):
-        if (idx:=self.refs.setdefault(w.buf, len(self.refs))) == len(self.flags): self.flags.append(0)
-        self.patches.append((o, idx, w.align - 1, w.offset))
-        self.used.append(idx)
-      elif isinstance(w, tuple): self.values.append((o + w[0], w[1]))
-      elif isinstance(w, UOp): self.values.append((o, w))
-      elif w is not None: struct.pack_into("<I", self.arena, o, w)
+    self.arena += bytes(off - len(self.arena)) + s.data
+    for o,v in s.places:
+      if isinstance(v, UOp):
+        self.values.append((off + o, v))
+        continue
+      if (idx:=self.refs.setdefault(v.buf, len(self.refs))) == len(self.flags): self.flags.append(0)
+      self.patches.append((off + o, idx, v.align - 1, v.offset))
+      self.used.append(idx)
     return off
 
   def split(self):
-    if len(self.segs) or len(self.ib.words): self.segs.append((off:=self.place(self.ib, 64), len(self.arena) - off, dedup(self.used)))
+    if len(self.segs) or len(self.ib.data): self.segs.append((off:=self.place(self.ib, 64), len(self.arena) - off, dedup(self.used)))
     self.ib, self.cost, self.used = Stream(), 0.0, [0]
 
   def launch(self, prg:QCOMProgram, code:Addr, bufs:list[Addr], vals, global_size, local_size, scratch:Addr|None=None, ts:Sequence[Addr]=(),
@@ -342,8 +351,12 @@ class Encoder:
     if debugging("flush"): self.ib.flush(Addr(None, 0))
     if ts: self.ib.timestamp(ts[0])
     args = Addr(None, self.place(prg.arguments(bufs, vals, local_size), 64))
-    self.ib.note(prg.name)
-    self.ib.dispatch(prg, code, args, scratch, global_size, local_size)
+    # a launch of known sizes is encoded once for its program, addresses are filled in here
+    if (s:=prg.launches.get(key:=(*global_size, *local_size))) is None:
+      (s:=Stream()).note(prg.name)
+      s.dispatch(prg, Addr("code"), Addr("args"), Addr("scratch") if scratch is not None else None, global_size, local_size)
+      if not any(isinstance(x, UOp) for x in key): prg.launches[key] = s
+    self.ib.add(s, {"code": code, "args": args, **({"scratch": scratch} if scratch is not None else {})})
     if ts: self.ib.timestamp(ts[1])
     if debugging("flush"): self.ib.flush(Addr(None, 0))
     for idxs,flag in ((ins, 1), (outs, 2), (own, 8)):
