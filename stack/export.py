@@ -6,12 +6,15 @@ from stack.env import BUILD, Problem, TREE
 from stack.series import Series, git
 
 def cover(series: Series) -> str:
-  """Body of the cover letter: per commit, its first paragraph and the tests that prove it."""
-  lines = [f"This series lets tinygrad {series.base} run on Adreno 630 GPUs through mainline Linux (MSM DRM) and through KGSL, from one runtime.",
-           "No physical Adreno was used: the runtime was executed on the virtual Adreno 630 of the last commits, strict checks on.",
-           "Each commit's tests fail without it and pass with it; `dev check` shows that for every commit.", ""]
+  """Body of the cover letter: what the series says of itself, and per commit the tests that prove it."""
+  lines = [series.cover, ""] if series.cover else []
+  lines += ["Commits, and what fails without each and passes with it (`dev check`):", ""]
   for i, e in enumerate(series.entries, 1):
-    lines += [f"{i}. {e.title}", *(f"   proved by {p}" + (f" ({' '.join(f'{k}={v}' for k, v in e.env.items())})" if e.env else "") for p in e.proves)]
+    lines.append(f"{i}. {e.title}")
+    files = {p.partition("::")[0]: [q for q in e.proves if q.partition("::")[0] == p.partition("::")[0]] for p in e.proves}
+    for tests in files.values():
+      more = [f"and {len(tests) - 1} more of it"] if len(tests) > 1 else []
+      lines.append(" ".join(["   proved by", tests[0], *more, *(f"({k}={v})" for k, v in e.env.items())]))
   return "\n".join(lines) + "\n"
 
 def export(dest: pathlib.Path) -> list[pathlib.Path]:

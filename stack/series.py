@@ -39,6 +39,7 @@ class Series:
   base: str
   release: int
   author: str
+  cover: str # of the exported series, before the list of its commits
   entries: tuple[Entry, ...]
   root: pathlib.Path
   def __getitem__(self, name: str) -> Entry:
@@ -63,7 +64,7 @@ def load(root: pathlib.Path = ROOT) -> Series:
   if (twice := sorted({n for n in names if names.count(n) > 1})): raise Problem(f"series.toml: two entries share a name: {', '.join(twice)}")
   for key in ("base", "release", "author"):
     if key not in raw: raise Problem(f"series.toml: {key} is missing")
-  return Series(raw["base"], raw["release"], raw["author"], tuple(entries), root)
+  return Series(raw["base"], raw["release"], raw["author"], raw.get("cover", "").strip(), tuple(entries), root)
 
 # *** which files belong to whom ***
 
