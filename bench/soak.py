@@ -1,10 +1,12 @@
 """Replays and captures without end: counts of everything that could leak, as they are along the way. All checks of the virtual GPU are on.
 
-    DEV=MOCKMSM+QCOM ./dev run bench/soak.py [REPLAYS [CAPTURES]]      also MOCKKGSL+QCOM; on hardware without the kernel model's counts
+    DEV=MOCKMSM+QCOM ./dev run bench/soak.py [REPLAYS [CAPTURES [SECONDS]]]    also MOCKKGSL+QCOM; on hardware without the kernel model's counts
+    QCOM_MOCK='{"schedule": 3, "order": "reversed"}' DEV=...                   the virtual GPU's order of work: asap, late or a seed, see Config
 
-Replays a graph of two tiny kernels REPLAYS times (default 1,000,000) with inputs that change, and makes, runs and drops CAPTURES captures (20,000).
-Every 1000th result is compared with numpy, and an accumulator shows a replay that was lost, doubled or out of order. Prints JSON lines, ends with
-status 1 if a count grew between the first tenth, which warms up, and the end.
+Replays two captures in turn REPLAYS times (default 1,000,000) with inputs that change: one of a tiny kernel that updates an accumulator in place, and
+every tenth time one of two kernels with an output of its own. Then makes, runs and drops CAPTURES captures (20,000). Either part ends after SECONDS, if
+given, and says how far it came. Every 1000th result is compared with numpy, and the accumulator shows a replay that was lost, doubled or out of order.
+Prints JSON lines, ends with status 1 if a count grew between the end of the warm-up (a tenth, at most 2000) and the end.
 """
 from __future__ import annotations
 import ctypes, gc, json, os, sys, time
@@ -37,44 +39,49 @@ def grew(before: dict[str, int], after: dict[str, int]) -> list[str]:
   slack = {"objects": 200, "rss_mib": 16}
   return [f"{k}: {before[k]} -> {after[k]}" for k in before if after[k] > before[k] + slack.get(k, 0)]
 
-def soak(what: str, times: int, once: Callable[[int], None]) -> list[str]:
-  """Calls once(0), once(1), ...; returns what grew after the first tenth. Raises ValueError for fewer than 30 times, which show nothing."""
-  if times < 30: raise ValueError(f"{times} {what} show nothing")
-  start, before = time.perf_counter(), dict[str, int]()
-  for n in range(times):
-    if n == max(times // 10, 20): before = counts()
-    if n % max(times // 10, 1) == 0: print(json.dumps({"soak": what, "n": n, "s": round(time.perf_counter() - start, 1), **counts()}), flush=True)
-    once(n)
-  after = counts()
-  print(json.dumps({"soak": what, "n": times, "s": round(time.perf_counter() - start, 1), **after, "grew": grew(before, after)}), flush=True)
-  return grew(before, after)
+def soak(what: str, times: int, seconds: float, once: Callable[[int], None]) -> tuple[int, list[str]]:
+  """Calls once(0), once(1), ..., until `times` or `seconds` are over. Returns how often, and what grew after the warm-up.
 
-def replays(times: int) -> list[str]:
+  Raises ValueError for fewer than 30 times, which show nothing."""
+  if times < 30: raise ValueError(f"{times} {what} show nothing")
+  start, n, before = time.perf_counter(), 0, dict[str, int]()
+  while n < times and (not before or time.perf_counter() - start < seconds):
+    if n == max(min(times // 10, 2000), 20): before = counts()
+    if n % max(times // 20, 1) == 0: print(json.dumps({"soak": what, "n": n, "s": round(time.perf_counter() - start, 1), **counts()}), flush=True)
+    once(n)
+    n += 1
+  bad = grew(before, after := counts())
+  print(json.dumps({"soak": what, "n": n, "s": round(time.perf_counter() - start, 1), **after, "grew": bad}), flush=True)
+  return n, bad
+
+def replays(times: int, seconds: float) -> list[str]:
   acc, want = Tensor.zeros(N, dtype=dtypes.int32).contiguous().realize(), np.zeros(N, np.int32)
   hosts = [np.arange(N, dtype=np.int32) * 7 + k for k in range(5)]
   xs = [Tensor(h).realize() for h in hosts]
+  in_place = TinyJit(lambda x: acc.assign(acc * 5 + x).realize())
   def step(x: Tensor) -> Tensor:
     acc.assign(acc * 5 + x)
     return (acc + 1).contiguous().realize(acc)
-  f = TinyJit(step)
+  two = TinyJit(step)
   def once(n: int) -> None:
     nonlocal want
-    out, want = f(xs[n % 5]), want * np.int32(5) + hosts[n % 5]
+    out, want = (in_place if n % 10 else two)(xs[n % 7 % 5]), want * np.int32(5) + hosts[n % 7 % 5]
     if n % 1000 == 0 and not (out.numpy() == want + 1).all(): raise AssertionError(f"replay {n}: {out.numpy()} instead of {want + 1}")
-  ret = soak("replays", times, once)
-  if not (acc.numpy() == want).all(): raise AssertionError(f"after {times} replays: {acc.numpy()} instead of {want}")
-  return ret
+  n, bad = soak("replays", times, seconds, once)
+  if not (acc.numpy() == want).all(): raise AssertionError(f"after {n} replays: {acc.numpy()} instead of {want}")
+  return bad
 
-def captures(times: int) -> list[str]:
+def captures(times: int, seconds: float) -> list[str]:
   x, host = Tensor(np.arange(N, dtype=np.float32)).realize(), np.arange(N, dtype=np.float32)
   def once(n: int) -> None:
     f = TinyJit(lambda x: ((x + 1).contiguous() * 2).contiguous().realize())
     for _ in range(3): out = f(x)
     if n % 100 == 0 and not (out.numpy() == (host + 1) * 2).all(): raise AssertionError(f"capture {n}: {out.numpy()}")
-  return soak("captures", times, once)
+  return soak("captures", times, seconds, once)[1]
 
 def main(args: list[str]) -> int:
-  bad = replays(int(args[0]) if args else 1_000_000) + captures(int(args[1]) if len(args) > 1 else 20_000)
+  seconds = float(args[2]) if len(args) > 2 else float("inf")
+  bad = replays(int(args[0]) if args else 1_000_000, seconds) + captures(int(args[1]) if len(args) > 1 else 20_000, seconds)
   for line in bad: print("grew:", line)
   return bool(bad)
 

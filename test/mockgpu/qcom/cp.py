@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes, struct, time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 from . import registers as R
 from .memory import DIRTY, LINE, MemoryFault
@@ -85,6 +85,19 @@ class Plan:
   effects: list[tuple[int, Callable[[Sequence[int]], Any], int]]     # dword of the header, handler, payload dwords
   launches: int
 
+class Checked(NamedTuple):
+  """What registers say about a dispatch, once every check of them passed. Threads of a workgroup and of the grid, bytes a fiber, footprints in vec4."""
+  local: tuple[int, int, int]
+  size: tuple[int, int, int]
+  ids: dict[str, int]
+  full: int
+  half: int
+  pvt: int
+  ntex: int
+  nsamp: int
+  nuav: int
+  merged: bool
+
 @dataclass
 class Pending:
   """A dispatch that was launched and not waited for."""
@@ -103,6 +116,7 @@ class CommandProcessor:
     self.gpu = gpu
     self.headers: dict[int, Packet] = {}
     self.plans: dict[tuple[int, int], Plan] = {}
+    self.checked: dict[tuple, Checked] = {}
     self.handlers = {op: getattr(self, name[3:].lower()) for op, name in OPCODES.items()}
     self.old: dict[int, int] = {}                       # registers as earlier jobs left them
     self.consts = np.zeros(1024, np.uint32)
@@ -127,6 +141,7 @@ class CommandProcessor:
     self.cp_wrote = True                                # memory may have changed under UCHE: the CPU before this job, the CP within it
     self.unlanded: dict[int, int] = {}                  # bytes the CP wrote since the last WAIT_MEM_WRITES, by address
     self.dispatches, self.kernel = 0, ""
+    self.complaints = 0                                 # of this job, also those that were already reported
 
   def reset(self) -> None:
     """GPU recovery: registers hold nothing in particular, queued work is gone."""
@@ -291,6 +306,7 @@ class CommandProcessor:
 
   def report(self, kind: str, summary: str, subject: str = "", details: Sequence[str] = (), where: str | None = None, kernel: str = "",
              dispatch: int | None = None) -> None:
+    self.complaints += 1
     self.gpu.report(Violation(kind, summary, subject, kernel=kernel or self.kernel, where=self.where() if where is None else where, dispatch=dispatch,
                               details=list(details)), self.job)
 
@@ -641,19 +657,16 @@ class CommandProcessor:
 
   def prepare(self, groups: tuple[int, int, int], indirect: bool, opencl: bool, kernel: str) -> Pending:
     """Reads the dispatch state as the hardware would at this packet, with every check. Raises Hang for state that cannot run."""
-    get, gpu = self.get, self.gpu
-    ntex, nsamp, nuav = get("SP_CS_CONFIG", "NTEX"), get("SP_CS_CONFIG", "NSAMP"), get("SP_CS_CONFIG", "NUAV")
-    pvt = get("SP_CS_PVT_MEM_PARAM", "MEMSIZEPERITEM") * 512
-    if gpu.strict.stale:
-      self.check_programmed("d" + "t" * (ntex > 0) + "s" * (nsamp > 0) + "u" * (nuav > 0) + "p" * (pvt > 0) + "g" * opencl)
-    self.check_modes()
-    local = self.local_size()
-    size = self.check_size(groups, local, indirect, opencl)
-    self.check_fit(local)
-    full, half = get("SP_CS_CNTL_0", "FULLREGFOOTPRINT"), get("SP_CS_CNTL_0", "HALFREGFOOTPRINT")
-    ids = self.check_ids(full)
+    get, gpu, now = self.get, self.gpu, self.now
+    key = groups, indirect, opencl, tuple(now), tuple(now.values())
+    if (c := self.checked.get(key)) is None:
+      before = self.complaints
+      c = self.check(groups, indirect, opencl)
+      if gpu.strict.stale and not gpu.strict.lenient and self.complaints == before: # else registers of earlier jobs may matter
+        if len(self.checked) >= 256: self.checked.clear()
+        self.checked[key] = c
+    local, size, ids, full, half, pvt, ntex, nsamp, nuav, merged = c
     self.check_private_memory(pvt)
-    merged = bool(get("SP_CS_CNTL_0", "MERGEDREGS"))
     base, code = self.fetch_program()
     shared = get("SP_CS_CNTL_1", "SHARED_SIZE")
 
@@ -672,6 +685,20 @@ class CommandProcessor:
                  samplers=samplers, borders=borders, uavs=self.descriptors("uav", nuav, 0xa9f2, 64), ubos=ubos, cf_mask=self.value(0xa9b2),
                  space=self.space, order=gpu.order, budget=gpu.budget, strict=gpu.strict.shader, abort=ctypes.c_int32(0))
     return Pending(self.dispatches, self.program(code, merged, base), d, self.loads, self.where(), kernel, code, base)
+
+  def check(self, groups: tuple[int, int, int], indirect: bool, opencl: bool) -> Checked:
+    """The checks that depend on nothing but registers."""
+    get, gpu = self.get, self.gpu
+    ntex, nsamp, nuav = get("SP_CS_CONFIG", "NTEX"), get("SP_CS_CONFIG", "NSAMP"), get("SP_CS_CONFIG", "NUAV")
+    pvt = get("SP_CS_PVT_MEM_PARAM", "MEMSIZEPERITEM") * 512
+    if gpu.strict.stale:
+      self.check_programmed("d" + "t" * (ntex > 0) + "s" * (nsamp > 0) + "u" * (nuav > 0) + "p" * (pvt > 0) + "g" * opencl)
+    self.check_modes()
+    local = self.local_size()
+    size = self.check_size(groups, local, indirect, opencl)
+    self.check_fit(local)
+    full, half = get("SP_CS_CNTL_0", "FULLREGFOOTPRINT"), get("SP_CS_CNTL_0", "HALFREGFOOTPRINT")
+    return Checked(local, size, self.check_ids(full), full, half, pvt, ntex, nsamp, nuav, bool(get("SP_CS_CNTL_0", "MERGEDREGS")))
 
   def check_modes(self) -> None:
     get = self.get

@@ -67,8 +67,7 @@ class Space:
     self._segs: list[Segment] = []
     self._freed: deque[tuple[int, int, BoInfo, float]] = deque(maxlen=512)    # iova, size, BO, when
     self._resident: frozenset[BoInfo] | None = None
-    self._table: np.ndarray | None = None
-    self._table_ptr = 0
+    self._tables: dict[frozenset[BoInfo] | None, tuple[np.ndarray, int, list[int]]] = {}   # by what is resident: submits repeat a few lists
     self._touched = False                               # anything cached since the last flush / invalidate
     self._last: Segment | None = None
 
@@ -85,7 +84,7 @@ class Space:
           raise ValueError(f"[{iova:#x}, {iova + size:#x}) overlaps {other.bo} at [{other.iova:#x}, {other.iova + other.size:#x})")
       self._iovas.insert(i, iova)
       self._segs.insert(i, seg)
-      self._table = None
+      self._tables.clear()
 
   def unmap(self, iova: int) -> None:
     """Removes the mapping that starts at `iova`, dirty UCHE lines included. KeyError if there is none. Waits for a running dispatch."""
@@ -95,26 +94,32 @@ class Space:
       seg = self._segs.pop(i)
       del self._iovas[i]
       self._freed.append((seg.iova, seg.size, seg.bo, time.monotonic()))
-      self._table = self._last = None
+      self._last = None
+      self._tables.clear()
     with self._running: pass
 
   def set_resident(self, bos: Iterable[BoInfo] | None) -> None:
     """Only BOs in `bos` translate from now on; None: everything mapped does (KGSL)."""
     new = None if bos is None else frozenset(bos)
     with self._lock:
-      if new != self._resident: self._resident, self._table, self._last = new, None, None
+      if new != self._resident: self._resident, self._last = new, None
 
   def resident(self, bo: BoInfo) -> bool: return self._resident is None or bo.kernel or bo in self._resident
 
   def table(self) -> np.ndarray:
     """The C-visible SEG array, sorted by iova. Immutable once made: a change makes a new one."""
+    return self._snapshot()[0]
+
+  def _snapshot(self) -> tuple[np.ndarray, int, list[int]]:
+    """The table, its address and its iovas."""
     with self._lock:
-      if self._table is None:
+      if (found := self._tables.get(self._resident)) is None:
         t = np.zeros(max(1, len(self._segs)), SEG)
         t[:len(self._segs)] = [(s.iova, s.size, s.ram, 0 if s.cache is None else s.cache.ctypes.data, 0 if s.line is None else s.line.ctypes.data,
                                 s.flags | (RESIDENT if s.flags & READ and self.resident(s.bo) else 0), s.bo.id) for s in self._segs]
-        self._table, self._table_ptr = t[:len(self._segs)], t.ctypes.data
-      return self._table
+        if len(self._tables) >= 16: self._tables.clear()
+        self._tables[self._resident] = found = t[:len(self._segs)], t.ctypes.data, self._iovas.copy()
+      return found
 
   @contextmanager
   def running(self) -> Iterator[np.ndarray]:
@@ -195,23 +200,24 @@ class Space:
 
   def _uche(self, op: str, *args: int) -> int:
     with self._running:
-      table = self.table()
-      return getattr(_library(), op)(self._table_ptr, len(table), *args)
+      table, ptr, _ = self._snapshot()
+      return getattr(_library(), op)(ptr, len(table), *args)
 
   def read_uche(self, addr: int, size: int, source: str = "UCHE") -> tuple[bytes, bool]:
     """`size` bytes as the shader core sees them (descriptor, constant and instruction fetch), and whether a line was stale. Raises MemoryFault."""
     if not self.uche: return self.read(addr, size, source), False
     pieces = list(self._pieces(addr, size, False, source))
-    out, stale, done = (ctypes.c_uint8 * size)(), False, 0
+    out, stale, done = ctypes.create_string_buffer(size), False, 0
+    to, read = ctypes.addressof(out), _library().uche_read
     self._touched = True
     with self._running:
-      table = self.table()
+      _table, ptr, iovas = self._snapshot()
       for s, off, n in pieces:
-        at = bisect.bisect_left(self._iovas, s.iova)
-        if at == len(table) or table[at]["iova"] != s.iova: raise MemoryFault("unmapped", s.iova + off, n, False, source)
-        stale |= bool(_library().uche_read(self._table_ptr, at, off, n, ctypes.addressof(out) + done) & STALE)
+        at = bisect.bisect_left(iovas, s.iova)
+        if at == len(iovas) or iovas[at] != s.iova: raise MemoryFault("unmapped", s.iova + off, n, False, source)
+        stale |= bool(read(ptr, at, off, n, to + done) & STALE)
         done += n
-    return bytes(out), stale
+    return out.raw, stale
 
   def uche_flush(self) -> int:
     """CACHE_FLUSH_TS: writes dirty lines to memory, which stay valid. Returns the number of lines."""
