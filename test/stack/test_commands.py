@@ -98,6 +98,20 @@ def test_help_lists_the_commands_that_there_are():
   table = re.findall(r"^\| `dev (\w+)", (ROOT / "README.md").read_text(), re.M)
   assert sorted(table) == sorted(cli.COMMANDS)
 
+def test_the_workflow_runs_local_commands_with_time_limits():
+  """Every part of `dev test`, and the other checks. Actions are pinned by commit. GitHub's schema is checked by hand: no YAML parser is required."""
+  text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+  rows = [dict(re.findall(r"(\w+): ([^,}]+)", row)) for row in re.findall(r"^ +- \{(name: .*)\}$", text, re.M)]
+  assert len(rows) == len(re.findall(r"^ +- \{", text, re.M)) > 5 and all(0 < int(r["minutes"]) <= 60 for r in rows)
+  assert "timeout-minutes: ${{ matrix.minutes }}" in text and "run: ${{ matrix.command }}" in text
+  words = [shlex.split(r["command"]) for r in rows]
+  assert all(w[0] == "./dev" and w[1] in cli.COMMANDS for w in words)
+  parts = {p for w in words if w[1] == "test" for p in w[2:]}
+  assert parts == set(re.findall(r'"(test/[\w./]*\w)"', (ROOT / "stack" / "cli.py").read_text())), "`dev test` runs other parts"
+  assert {w[1] for w in words} >= {"lint", "check", "doctor", "demo"}
+  uses = re.findall(r"uses: \S+@(\S+)", text)
+  assert len(uses) == 2 and all(re.fullmatch(r"[0-9a-f]{40}", u) for u in uses)
+
 SHORT = [c for c, _ in ALL if re.search(r"examples/matmul\.py$", c)]
 @pytest.mark.parametrize("command", sorted(set(SHORT)))
 def test_short_commands_run_as_written(command: str):
