@@ -25,6 +25,11 @@ def cases() -> Iterator[Any]:
   from onnx.backend.test import loader
   for kind in ("simple", "pytorch-converted", "pytorch-operator"): yield from loader.load_model_tests(kind=kind)
 
+def plain(value: Any) -> Any:
+  """What numpy scalars and stored tensors among the inputs hold, as arrays."""
+  if isinstance(value, (list, tuple)): return [plain(v) for v in value]
+  return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value) if isinstance(value, np.generic) else value
+
 def data_sets(case: Any) -> tuple[onnx.ModelProto, list[tuple[list[Any], list[Any]]]]:
   """(model, [(inputs, outputs)]) as numpy arrays, lists of them, or None."""
   if case.model is not None: return case.model, case.data_sets
@@ -58,7 +63,7 @@ def run(case: Any) -> None:
     runner = OnnxRunner(f.name)
     names = [i.name for i in model.graph.input]
     for inputs, outputs in sets:
-      out = runner(dict(zip(names, inputs)))
+      out = runner(dict(zip(names, plain(inputs))))
       compare([out[o.name] for o in model.graph.output], outputs, case)
 
 def attempt(case: Any, seconds: int) -> str:

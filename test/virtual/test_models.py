@@ -82,7 +82,7 @@ def test_a_language_model_s_decode(n, k, half):
   w, x, kind = random(24, k, scale=k ** -.5), random(k, n), dtypes.half if half else dtypes.float32
   w16, x16 = (a.astype(np.float16) if half else a for a in (w, x))
   want = w16.astype(np.float64) @ x16.astype(np.float64)
-  for image in (0,) if half else (0, 1): # tinygrad fails to compile halves as images unless FLOAT16=1 makes them of floats
+  for image in (0, 1):
     with Context(IMAGE=image), virtual("KGSL" if image else "MSM"):
       got = (Tensor(w16) @ Tensor(x16)).cast(dtypes.float32).numpy()
       assert Tensor(w16).dtype == kind
