@@ -45,13 +45,15 @@ def soak(what: str, times: int, seconds: float, once: Callable[[int], None]) -> 
   Raises ValueError for fewer than 30 times, which show nothing."""
   if times < 30: raise ValueError(f"{times} {what} show nothing")
   start, n, before = time.perf_counter(), 0, dict[str, int]()
+  def say(**what: Any) -> None:
+    print(json.dumps({"n": n, "s": round(time.perf_counter() - start, 1), "cpu_s": round(time.process_time(), 1), **what}), flush=True)
   while n < times and (not before or time.perf_counter() - start < seconds):
     if n == max(min(times // 10, 2000), 20): before = counts()
-    if n % max(times // 20, 1) == 0: print(json.dumps({"soak": what, "n": n, "s": round(time.perf_counter() - start, 1), **counts()}), flush=True)
+    if n % min(max(times // 20, 1), 10000) == 0: say(soak=what, **counts())
     once(n)
     n += 1
   bad = grew(before, after := counts())
-  print(json.dumps({"soak": what, "n": n, "s": round(time.perf_counter() - start, 1), **after, "grew": bad}), flush=True)
+  say(soak=what, **after, grew=bad)
   return n, bad
 
 def replays(times: int, seconds: float) -> list[str]:
