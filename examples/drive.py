@@ -2,6 +2,7 @@
 
     DEV=MOCKMSM+QCOM IMAGE=1 FLOAT16=1 NOLOCALS=1 OPENPILOT_HACKS=1 ./dev run examples/drive.py
     DEV=QCOM ./dev run examples/drive.py --size full --steps 50
+    DEV=MOCKMSM+QCOM ./dev run examples/drive.py --sweep           every combination of openpilot's flags, each in a process of its own
 
 Two cameras write NV12 frames into ring slots that this process wraps once and keeps (DMA-BUFs on MSM, pointers on KGSL). One captured function warps
 Y, U and V by a perspective (a gather whose index is computed in float), shifts six planes a camera into a uint8 queue, runs a convolutional network
@@ -12,7 +13,7 @@ Every step of every way to run it has to give the same bytes, outputs and queues
 32, with and without memory planner, loaded from a pickle here and (--reload) in another process. The eager run is held against numpy at every step.
 """
 from __future__ import annotations
-import argparse, contextlib, ctypes, hashlib, io, json, mmap, os, pathlib, pickle, struct, subprocess, sys, tempfile, time, traceback
+import argparse, contextlib, ctypes, hashlib, io, itertools, json, mmap, os, pathlib, pickle, struct, subprocess, sys, tempfile, time, traceback
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 import numpy as np
@@ -198,6 +199,28 @@ class Run:
 
 WAYS = [{"JIT": j, "JIT_BATCH_SIZE": b, "NO_MEMORY_PLANNER": p} for j in (1, 2) for b in (0, 32) for p in (0, 1)]
 
+FLAGS = ("IMAGE", "FLOAT16", "NOLOCALS", "OPENPILOT_HACKS")
+
+def sweep(args: argparse.Namespace) -> str:
+  """Each combination of FLAGS with both batch sizes: as main, with few steps. The table is printed as it grows."""
+  failed = []
+  print(f"  {' '.join(FLAGS)}  kernels  image reads a step  from numpy", flush=True)
+  combinations = list(itertools.product((0, 1), repeat=len(FLAGS)))
+  for combination in tqdm(combinations, unit="combinations", disable=None):
+    command = [sys.executable, __file__, "--size", args.size, "--seed", str(args.seed), "--steps", str(min(args.steps, 4)), "--ways", "batches",
+               "--json"]
+    env = {**os.environ, **{f: str(v) for f, v in zip(FLAGS, combination)}}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    cells = "  ".join(f"{v:<{len(f) - 1}}" for f, v in zip(FLAGS, combination))
+    if done.returncode:
+      failed.append(combination)
+      print(f"  {cells}  {(done.stdout.strip() or done.stderr.strip()).splitlines()[-1]}", flush=True)
+    else:
+      found = json.loads(done.stdout.strip().splitlines()[-1])
+      print(f"  {cells}  {found['kernels']:<7}  {adreno.count(found['image_reads']):<18}  {found['off']:.1e}", flush=True)
+  if failed: raise AssertionError(f"{len(failed)} of {len(combinations)} combinations fail")
+  return f"{len(combinations)} combinations of flags, JIT_BATCH_SIZE 0 and 32: eager, captured and loaded runs are equal in every byte"
+
 def reset(state: dict[str, Tensor]) -> None:
   for t in state.values(): t.assign(Tensor.zeros(*t.shape, dtype=t.dtype).contiguous()).realize()
 
@@ -224,7 +247,7 @@ def main(args: argparse.Namespace) -> str:
   if len(set(want)) != len(want): raise AssertionError("two steps gave the same outputs and queues")
 
   stored = b""
-  for way in WAYS if args.ways == "all" else WAYS[:1]:
+  for way in {"all": WAYS, "one": WAYS[:1], "batches": WAYS[:4:2]}[args.ways]:
     name = " ".join(f"{k}={v}" for k, v in way.items())
     with environment(way):
       reset(model.state())
@@ -252,6 +275,7 @@ def main(args: argparse.Namespace) -> str:
     print(f"  {name:<40} {last['kernels']} kernels, {last['submits']} submits a step, enqueue {min(times[2:]) * 1e3:.2f} ms, equal, also loaded",
           flush=True)
   if (why := meter.trouble()) is not None: raise AssertionError(why)
+  if args.json: return json.dumps({"kernels": last["kernels"], "image_reads": last["image_reads"], "off": worst})
   if args.reload:
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder) / "drive.pkl"
@@ -300,13 +324,16 @@ if __name__ == "__main__":
   parser.add_argument("--size", choices=SIZES, default="small")
   parser.add_argument("--steps", type=int, default=50)
   parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--ways", choices=("all", "one"), default="all", help="of capturing: all eight, or the first")
+  parser.add_argument("--ways", choices=("all", "batches", "one"), default="all",
+                      help="of capturing: all eight, those of both JIT_BATCH_SIZEs, or the first")
   parser.add_argument("--reload", action="store_true", help="also load the capture in another process")
+  parser.add_argument("--sweep", action="store_true", help="all combinations of flags, at most 4 steps each")
+  parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
   parser.add_argument("--loaded", help=argparse.SUPPRESS)
   options = parser.parse_args()
-  try: verdict = main(options)
+  try: verdict = sweep(options) if options.sweep else main(options)
   except (Exception, KeyboardInterrupt) as e: # whatever it is, it is told in words
     if DEBUG: traceback.print_exc()
     print(adreno.in_words(e, "drive"), flush=True)
     sys.exit(1)
-  print(verdict if options.loaded else f"drive: ok {verdict}")
+  print(verdict if options.loaded or options.json else f"drive: ok {verdict}")

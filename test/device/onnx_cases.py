@@ -3,6 +3,7 @@
     DEV=CPU ./dev run -m test.device.onnx_cases --out cpu.json                          all of them
     DEV=MOCKMSM+QCOM ./dev run -m test.device.onnx_cases --only cpu.json --out msm.json those that passed there
     DEV=MOCKMSM+QCOM ./dev run -m test.device.onnx_cases conv_with relu                 those with one of these words in their names
+    DEV=MOCKMSM+QCOM ./dev run -m test.device.onnx_cases --replay relu                  called, captured and replayed twice
 
 Each prints one line if it fails; at the end a count, and with --out a JSON object from name to "ok" or the failure in a line. Exit status 1 if one
 of --only fails. A case that takes longer than --seconds counts as failed.
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import numpy_helper
-from tinygrad import Tensor
+from tinygrad import Tensor, TinyJit
 from tinygrad.helpers import DEV
 from tinygrad.nn.onnx import OnnxRunner
 
@@ -54,8 +55,8 @@ def compare(got: Any, want: Any, case: Any) -> None:
   np.testing.assert_allclose(value.astype(want.dtype) if value.dtype.kind not in "biufc" else value, want, case.rtol, case.atol)
   assert value.shape == want.shape, f"shape {value.shape} instead of {want.shape}"
 
-def run(case: Any) -> None:
-  """Raises whatever is wrong with it."""
+def run(case: Any, replay: bool = False) -> None:
+  """Raises whatever is wrong with it. `replay`: calls, captures and replays it, inputs and outputs being tensors."""
   model, sets = data_sets(case)
   with tempfile.NamedTemporaryFile(suffix=".onnx") as f:
     f.write(model.SerializeToString())
@@ -63,15 +64,20 @@ def run(case: Any) -> None:
     runner = OnnxRunner(f.name)
     names = [i.name for i in model.graph.input]
     for inputs, outputs in sets:
-      out = runner(dict(zip(names, plain(inputs))))
-      compare([out[o.name] for o in model.graph.output], outputs, case)
+      given = dict(zip(names, plain(inputs)))
+      moving = {n for n, a in given.items() if replay and isinstance(a, np.ndarray) and a.size > 1} # a capture keeps what is smaller, as axes
+      def call(**tensors: Tensor) -> dict[str, Tensor]: return {n: t for n, t in runner({**given, **tensors}).items() if isinstance(t, Tensor)}
+      jit = TinyJit(call) if replay else lambda: runner(given)
+      for _ in range(4 if replay else 1):
+        out = jit(**{n: Tensor(given[n].copy()).realize() for n in moving})
+        compare([out[o.name] for o in model.graph.output], outputs, case)
 
-def attempt(case: Any, seconds: int) -> str:
+def attempt(case: Any, seconds: int, replay: bool = False) -> str:
   """"ok", or the failure in one line."""
   def late(*_: Any) -> None: raise TimeoutError(f"took longer than {seconds} s")
   signal.signal(signal.SIGALRM, late)
   signal.alarm(seconds)
-  try: run(case)
+  try: run(case, replay)
   except KeyboardInterrupt: raise
   except BaseException as e: # tinygrad raises all kinds
     lines = [x.strip() for x in str(e).splitlines() if x.strip()]
@@ -87,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
     if n % parts != part or (only is not None and case.name not in only) or (args.words and not any(w in case.name for w in args.words)): continue
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")
-      results[case.name] = attempt(case, args.seconds)
+      results[case.name] = attempt(case, args.seconds, args.replay)
     if results[case.name] != "ok": print(f"{case.name}: {results[case.name]}", flush=True)
     if args.out: pathlib.Path(args.out).write_text(json.dumps(results, indent=1))
   ok = sum(r == "ok" for r in results.values())
@@ -100,5 +106,6 @@ if __name__ == "__main__":
   parser.add_argument("--only", metavar="FILE.json", help="only cases that are ok there")
   parser.add_argument("--out", metavar="FILE.json")
   parser.add_argument("--part", metavar="I/N", default="0/1", help="every Nth case, from the Ith on: for several processes")
+  parser.add_argument("--replay", action="store_true", help="through a capture")
   parser.add_argument("--seconds", type=int, default=120)
   sys.exit(main(parser.parse_args()))
