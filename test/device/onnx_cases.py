@@ -55,6 +55,16 @@ def compare(got: Any, want: Any, case: Any) -> None:
   np.testing.assert_allclose(value.astype(want.dtype) if value.dtype.kind not in "biufc" else value, want, case.rtol, case.atol)
   assert value.shape == want.shape, f"shape {value.shape} instead of {want.shape}"
 
+def calls(runner: OnnxRunner, given: dict[str, Any], replay: bool) -> Iterator[dict[str, Any]]:
+  """Outputs of one call, or of four: before, at and after a capture."""
+  if not replay:
+    yield runner(given)
+    return
+  moving = {n for n, a in given.items() if isinstance(a, np.ndarray) and a.size > 1} # smaller ones, as axes, are constants of a capture
+  @TinyJit
+  def call(**tensors: Tensor) -> dict[str, Tensor]: return {n: t for n, t in runner({**given, **tensors}).items() if isinstance(t, Tensor)}
+  for _ in range(4): yield call(**{n: Tensor(given[n].copy()).realize() for n in moving})
+
 def run(case: Any, replay: bool = False) -> None:
   """Raises whatever is wrong with it. `replay`: calls, captures and replays it, inputs and outputs being tensors."""
   model, sets = data_sets(case)
@@ -64,12 +74,7 @@ def run(case: Any, replay: bool = False) -> None:
     runner = OnnxRunner(f.name)
     names = [i.name for i in model.graph.input]
     for inputs, outputs in sets:
-      given = dict(zip(names, plain(inputs)))
-      moving = {n for n, a in given.items() if replay and isinstance(a, np.ndarray) and a.size > 1} # a capture keeps what is smaller, as axes
-      def call(**tensors: Tensor) -> dict[str, Tensor]: return {n: t for n, t in runner({**given, **tensors}).items() if isinstance(t, Tensor)}
-      jit = TinyJit(call) if replay else lambda: runner(given)
-      for _ in range(4 if replay else 1):
-        out = jit(**{n: Tensor(given[n].copy()).realize() for n in moving})
+      for out in calls(runner, dict(zip(names, plain(inputs))), replay):
         compare([out[o.name] for o in model.graph.output], outputs, case)
 
 def attempt(case: Any, seconds: int, replay: bool = False) -> str:
