@@ -23,7 +23,9 @@ def counts() -> dict[str, int]:
   gc.collect()
   ctypes.CDLL(None).malloc_trim(0)
   with open("/proc/self/statm") as f: rss = int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-  found = {"allocations": len(dev.iface.live.starts), "slots": sum(s.used for s in dev.allocator.slabs), "fds": len(os.listdir("/proc/self/fd"))}
+  found = {"allocations": len(dev.iface.live.starts), "fds": len(os.listdir("/proc/self/fd")),
+           "slots": sum(s.used for s in dev.allocator.slabs),
+           "slab_bytes": sum(size for s in dev.allocator.slabs for size, _, _, free in s.tlsf.blocks.values() if not free)}
   if type(dev.iface).__name__.startswith("MOCK"):
     from test.mockgpu import qcom
     machine = qcom.current()

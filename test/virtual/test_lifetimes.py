@@ -7,6 +7,7 @@ from test.qcom_open import virtual
 from tinygrad import Tensor, TinyJit
 from tinygrad.helpers import Context
 from tinygrad.runtime.support import hcq2
+from tinygrad.runtime.support.qcom_iface import QCOMError
 
 @pytest.fixture(params=("MSM", "KGSL"))
 def kind(request): return request.param
@@ -23,7 +24,8 @@ class Counts:
     live = (machine.msm if kind == "MSM" else machine.kgsl).live()
     self.kernel = {k: live[k] for k in (("handles", "bos", "bytes", "iova_bytes", "mappings", "mapped_bytes", "queues") if kind == "MSM" else
                                         ("contexts", "entries", "bytes", "va_bytes", "mappings", "mapped_bytes"))}
-    self.kernel |= {"fds": len(os.listdir("/proc/self/fd")), "slots": sum(s.used for s in dev.allocator.slabs), "live": len(dev.iface.live.starts)}
+    self.kernel |= {"fds": len(os.listdir("/proc/self/fd")), "slots": sum(s.used for s in dev.allocator.slabs), "live": len(dev.iface.live.starts),
+                    "slab_bytes": sum(size for s in dev.allocator.slabs for size, _, _, free in s.tlsf.blocks.values() if not free)}
     self.objects = len(gc.get_objects())
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as f: self.rss = int(f.read().split()[1]) * 4096
@@ -141,6 +143,56 @@ def test_freed_addresses_and_handles_that_the_kernel_gives_again_are_not_confuse
       if i % 5 == 0: np.testing.assert_array_equal(out.numpy(), np.full(n, i + 5))
     assert again, "no address was used twice"
 
+
+class Releases:
+  """Records for everything that is released how many jobs the GPU had left. `hold`: it starts none until `go`."""
+  def __init__(self, machine, dev, monkeypatch):
+    self.gpu, self.left, self.patch = machine.gpu, list[int](), monkeypatch
+    remove = dev.iface.live.remove
+    def removed(start):
+      self.left.append(len(self.gpu._queue) + self.gpu.executing())
+      remove(start)
+    monkeypatch.setattr(dev.iface.live, "remove", removed)
+    self.gpu.idle(10)
+    self.gpu.grace_s = 600.0
+  def hold(self): self.patch.setattr(self.gpu, "poke", lambda job=None: None)
+  def go(self):
+    self.patch.undo()
+    self.gpu.poke()
+
+@pytest.mark.parametrize("what", ["tensor", "capture"])
+def test_what_queued_work_uses_is_released_when_it_is_done(kind, what, monkeypatch):
+  with Context(LRU=0), virtual(kind, schedule="late") as (machine, dev):
+    x = Tensor(data(1)).realize()
+    f = TinyJit(lambda x: ((x + 2).contiguous() * 3).contiguous().realize())
+    for _ in range(3): f(x).numpy()
+    seen = Releases(machine, dev, monkeypatch)
+    out = f(x)
+    if what == "tensor": del x
+    else: del f
+    gc.collect()
+    np.testing.assert_array_equal(out.numpy(), (data(1) + 2) * 3)
+    gc.collect()
+    assert seen.left and not any(seen.left), f"released while the GPU had work: {seen.left}"
+
+def test_nothing_is_released_after_a_wait_that_failed(kind, monkeypatch):
+  """The GPU may still use it. It is released with the first wait that succeeds."""
+  with Context(LRU=0), virtual(kind, schedule="late") as (machine, dev):
+    x = Tensor(data(1)).realize()
+    (x + 4).realize().numpy()
+    seen = Releases(machine, dev, monkeypatch)
+    seen.hold()
+    monkeypatch.setattr(dev, "wait_timeout_ms", 100.0)
+    out = (x + 4).realize()
+    del x
+    gc.collect()
+    assert not seen.left, f"released while the GPU had work: {seen.left}"
+    with pytest.raises(QCOMError, match="timed out after 100 ms"): out.numpy()
+    assert not seen.left
+    alive = len(dev.iface.live.starts)
+    seen.go()
+    np.testing.assert_array_equal(out.numpy(), data(1) + 4)
+    assert len(dev.iface.live.starts) < alive
 
 def test_the_soak_in_its_short_form(kind):
   """bench/soak.py is not part of a tinygrad checkout."""

@@ -55,6 +55,22 @@ def test_in_place_updates_eager_and_captured_and_of_a_part(kind):
         want += 1
     np.testing.assert_array_equal(acc.numpy(), want)
 
+@pytest.mark.parametrize("schedule", ["late", 5])
+def test_the_timeline_goes_past_32_bits(kind, schedule):
+  """The GPU writes its low 32 bits only."""
+  with virtual(kind, schedule=schedule) as (machine, dev):
+    acc, want = Tensor.zeros(16, dtype=dtypes.int32).contiguous().realize(), np.zeros(16, np.int32)
+    f, xs = TinyJit(lambda x: acc.assign(acc * 5 + x).realize()), [Tensor(host(i, 16)).realize() for i in range(7)]
+    dev.synchronize()
+    dev.queue.timeline = (1 << 32) - 6                          # as after 4 thousand million submits
+    dev.done[0] = dev.queue.timeline
+    for i in range(14):
+      f(xs[i % 7])
+      want = want * np.int32(5) + host(i % 7, 16)
+      if i in (3, 9): np.testing.assert_array_equal(acc.numpy(), want)
+    np.testing.assert_array_equal(acc.numpy(), want)
+    assert dev.queue.timeline > 1 << 32
+
 def test_thousands_of_replays_that_nobody_waits_for(kind):
   """Each adds to an accumulator in a way that shows one that is missing, doubled or out of order. The GPU starts when it must."""
   with virtual(kind, schedule="late") as (machine, dev):
