@@ -110,7 +110,7 @@ def main(args: argparse.Namespace) -> str:
 
   inputs, meter, outputs, phases = tensors(values), adreno.Meter(dev, virtual), list[dict[str, np.ndarray]](), list[float]()
   cost: dict[str, float | None] = {}
-  with tqdm(total=3, unit="runs", disable=None) as bar:
+  with tqdm(total=6, unit="steps", disable=None) as bar:
     for n, phase in enumerate(("eager", "capture", "replay")):
       bar.set_description(phase)
       meter.start()
@@ -119,15 +119,21 @@ def main(args: argparse.Namespace) -> str:
       phases.append(cost["seconds"] or 0)
       if n: same(phase, outputs[n], outputs[0])
       bar.update(1)
-  if jit.captured is None or not outputs[0]: raise RuntimeError("the model has no output that is a tensor")
+    if jit.captured is None or not outputs[0]: raise RuntimeError("the model has no output that is a tensor")
 
-  tolerance = args.tolerance if args.tolerance is not None else 3e-2 if FLOAT16 else 1e-3
-  reference = onnxruntime_outputs(args.model, values)
-  off = None if reference is None else worst(outputs[0], reference, tolerance)
-  again, enqueue, total = timed(jit, inputs, args.runs)
-  same("a later replay", again, outputs[0])
-  if all(v.tobytes() == outputs[0][n].tobytes() for n, v in numpy(jit(**tensors({n: v * 2 for n, v in values.items()}))).items()):
-    raise AssertionError("doubled inputs give the same outputs, so the inputs are not used")
+    bar.set_description("onnxruntime")
+    tolerance = args.tolerance if args.tolerance is not None else 3e-2 if FLOAT16 else 1e-3
+    reference = onnxruntime_outputs(args.model, values)
+    off = None if reference is None else worst(outputs[0], reference, tolerance)
+    bar.update(1)
+    bar.set_description("timed replays")
+    again, enqueue, total = timed(jit, inputs, args.runs)
+    same("a later replay", again, outputs[0])
+    bar.update(1)
+    bar.set_description("doubled inputs")
+    if all(v.tobytes() == outputs[0][n].tobytes() for n, v in numpy(jit(**tensors({n: v * 2 for n, v in values.items()}))).items()):
+      raise AssertionError("doubled inputs give the same outputs, so the inputs are not used")
+    bar.update(1)
   if (why := meter.trouble()) is not None: raise AssertionError(why)
 
   size = model_file.save(args.out, jit, {
@@ -144,7 +150,9 @@ def main(args: argparse.Namespace) -> str:
 
   rerun = [sys.executable, str(pathlib.Path(__file__).with_name("run_model.py")), args.out, "--seed", str(args.seed), "--runs", "1",
            "--expect", digest(outputs[0]), *(x for i in args.input for x in ("--input", i))]
-  done = subprocess.run(rerun, capture_output=True, text=True)
+  with tqdm(total=1, unit="steps", desc="another process", disable=None) as bar:
+    done = subprocess.run(rerun, capture_output=True, text=True)
+    bar.update(1)
   if done.returncode:
     raise AssertionError(f"{args.out} in another process: {(done.stdout.strip() or done.stderr.strip()).splitlines()[-1]}\n{done.stderr}")
   print(*(line for line in done.stdout.splitlines() if line.startswith("  reload")), sep="\n")

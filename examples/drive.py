@@ -249,7 +249,7 @@ def main(args: argparse.Namespace) -> str:
   stored = b""
   for way in {"all": WAYS, "one": WAYS[:1], "batches": WAYS[:4:2]}[args.ways]:
     name = " ".join(f"{k}={v}" for k, v in way.items())
-    with environment(way):
+    with environment(way), tqdm(total=2 * args.steps, desc=name, unit="steps", disable=None) as bar:
       reset(model.state())
       jit, costs, times = TinyJit(model.step), list[dict](), list[float]()
       for n in range(args.steps):
@@ -263,6 +263,7 @@ def main(args: argparse.Namespace) -> str:
         costs.append(meter.since())
         digest = hashlib.sha256(b"".join([o.tobytes(), p.tobytes(), *(q.tobytes() for q in queues.values())])).digest()
         if digest != want[n]: raise AssertionError(f"{name}: step {n} differs from the eager one, {differences(n, o, queues, run, model)}")
+        bar.update(1)
       # the same capture from a pickle, with its state; it goes on where the original is, so both start anew
       buffers: list[pickle.PickleBuffer] = []
       reset(model.state())
@@ -270,6 +271,7 @@ def main(args: argparse.Namespace) -> str:
       again, state = pickle.load(io.BytesIO(data), buffers=buffers)
       for n, (_, _, digest) in enumerate(run(again, state, range(args.steps))):
         if digest != want[n]: raise AssertionError(f"{name}: step {n} of the loaded capture differs from the eager one")
+        bar.update(1)
       stored = stored or pickle.dumps((jit, model.state()), protocol=5)
     last = costs[-1]
     print(f"  {name:<40} {last['kernels']} kernels, {last['submits']} submits a step, enqueue {min(times[2:]) * 1e3:.2f} ms, equal, also loaded",
