@@ -3,7 +3,7 @@
 A reference is numpy, never another run of the same device.
 """
 from __future__ import annotations
-import contextlib, gc, io, json, os, re, subprocess, sys, threading, time
+import contextlib, gc, io, json, os, pickle, re, subprocess, sys, threading, time, warnings
 import numpy as np
 import pytest
 from test.qcom_open import virtual
@@ -258,6 +258,24 @@ def test_debug_2_and_a_profile_tell_the_same_times(kind):
   for l, (st, en) in zip(lines, spans, strict=True):
     tm = re.search(r"tm +([\d.]+)(us|ms|s)/", l)
     assert tm and abs(float(tm[1]) - (en - st) / unit[tm[2]]) <= 0.006, (l, en - st) # two decimals are printed
+
+def test_times_of_a_capture_from_a_file(kind):
+  """It has timestamps if it was captured with them. Where they are asked for and missing, a warning says so, once."""
+  with virtual(kind) as (_, dev):
+    def loaded(profile):
+      with Context(PROFILE=profile):
+        f, w = TinyJit(lambda x, w: net(x, w).realize()), Tensor(W).realize()
+        for i in range(3): f(Tensor(X[i]).realize(), w)
+        return pickle.loads(pickle.dumps(f)), w
+    for profile in (0, 1):
+      (f, w), xs = loaded(profile), [Tensor(x).realize() for x in X]
+      with Context(PROFILE=1), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        Compiled.profile_events.clear()
+        for i in range(3): np.testing.assert_array_equal(f(xs[i], w).numpy(), expected(X[i]))
+        dev.synchronize()
+        check_times(entries(graph_events()), 3 * KERNELS * profile)
+      assert len([x for x in said if "captured without them" in str(x.message)]) == 1 - profile, said
 
 # *** a process of its own, from start to exit
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
-import contextlib, ctypes, functools, gc, hashlib, itertools, math, os, struct, sys, time, weakref
+import contextlib, ctypes, functools, gc, hashlib, itertools, math, os, struct, sys, time, warnings, weakref
 assert sys.platform != 'win32'
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Sequence, cast
 from tinygrad.device import Buffer, BufferSpec, Compiled, Device, ProfileDeviceEvent, Program, TinyELF
 from tinygrad.dtype import DType, dtypes
-from tinygrad.helpers import DEBUG, IMAGE, ContextVar, ansistrip, ceildiv, cpu_profile, dedup, from_mv, getenv, is_image_shape, mv_address
+from tinygrad.helpers import DEBUG, IMAGE, PROFILE, ContextVar, ansistrip, ceildiv, cpu_profile, dedup, from_mv, getenv, is_image_shape, mv_address
 from tinygrad.helpers import perf_counter_us, prod, round_up, to_mv
 from tinygrad.renderer import Estimates
 from tinygrad.renderer.nir import IR3Renderer
@@ -623,6 +623,9 @@ class QCOMDevice(HCQ2Compiled):
     if (b:=self.bound.get(call)) is None:
       if any(x.device == self.device and x.is_initialized() and x._buf.va_addr >= LOST for u in get_call_arg_uops(call) if (x:=u.buffer)):
         raise self.iface.undefined(LOST)
+      if (PROFILE or DEBUG >= 2) and not all(prof for _,_,prof in call.arg.aux.kernels):
+        warnings.warn(f"no GPU times of {call.arg.name!r}, it was captured without them; DEBUG=2 shows times of the host instead. "
+                      "Capture it with PROFILE=1, also what is loaded from a file")
       bufs = [cast(Buffer, get_call_arg_uops(call)[i].buffer) for i in ast.arg.globals]
       batch = next(x for x in bufs if x.device == "CPU" and x.dtype == dtypes.uint64 and x.size == len(BATCH))
       args = [ctypes.c_uint64(x.get_buf("CPU").va_addr) for x in bufs]
