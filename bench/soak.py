@@ -3,10 +3,10 @@
     DEV=MOCKMSM+QCOM ./dev run bench/soak.py [REPLAYS [CAPTURES [SECONDS]]]    also MOCKKGSL+QCOM; on hardware without the kernel model's counts
     QCOM_MOCK='{"schedule": 3, "order": "reversed"}' DEV=...                   the virtual GPU's order of work: asap, late or a seed, see Config
 
-Replays two captures in turn REPLAYS times (default 1,000,000) with inputs that change: one of a tiny kernel that updates an accumulator in place, and
-every tenth time one of two kernels with an output of its own. Then makes, runs and drops CAPTURES captures (20,000). Either part ends after SECONDS, if
-given, and says how far it came. Every 1000th result is compared with numpy, and the accumulator shows a replay that was lost, doubled or out of order.
-Prints JSON lines, ends with status 1 if a count grew between the end of the warm-up (a tenth, at most 2000) and the end.
+Replays two captures in turn REPLAYS times (default 1,000,000) with inputs that change: one of a tiny kernel that updates an accumulator in place,
+and every tenth time one of two kernels with an output of its own. Then makes, runs and drops CAPTURES captures (20,000). Either part ends after
+SECONDS, if given, and says how far it came. Every 1000th result is compared with numpy, and the accumulator shows a replay that was lost, doubled or
+out of order. Prints JSON lines, ends with status 1 if a count grew between the end of the warm-up (a tenth, at most 2000) and the end.
 """
 from __future__ import annotations
 import ctypes, gc, json, os, sys, time

@@ -86,7 +86,7 @@ class Plan:
   launches: int
 
 class Checked(NamedTuple):
-  """What registers say about a dispatch, once every check of them passed. Threads of a workgroup and of the grid, bytes a fiber, footprints in vec4."""
+  """What registers say about a dispatch, once every check passed. Threads of a workgroup and of the grid, bytes a fiber, footprints in vec4."""
   local: tuple[int, int, int]
   size: tuple[int, int, int]
   ids: dict[str, int]
