@@ -41,20 +41,27 @@ def packaged(package: str, file: str) -> pathlib.Path:
 # *** ONNX
 
 def load_onnx(path: pathlib.Path | str, shapes: Mapping[str, Shape] = {}) -> tuple[OnnxRunner, dict[str, tuple[Shape, DType]]]:
-  """The model, and shape and dtype of each input. Dimensions that the file leaves open are taken from `shapes`, else they are 1.
-  Raises RuntimeError for a shape that contradicts the file."""
-  model = OnnxRunner(str(path))
+  """The model, and shape and dtype of each input. Dimensions that the file leaves open are taken from `shapes`; the first one, a batch, may be left
+  out and is 1. Raises RuntimeError for a shape that contradicts the file or is missing, and for a file of something else."""
+  try: model = OnnxRunner(str(path))
+  except (ValueError, IndexError, KeyError, EOFError, UnicodeDecodeError) as e:
+    raise RuntimeError(f"{path} can't be read as an ONNX model ({type(e).__name__}: {e})") from e
   if unknown := shapes.keys() - model.graph_inputs.keys():
     raise RuntimeError(f"the model has no input {min(unknown)!r}, its inputs are {', '.join(model.graph_inputs)}")
   inputs = {}
   for name, spec in model.graph_inputs.items():
     fixed = [d if isinstance(d, int) else None for d in spec.shape] if spec.shape is not None else [None] * len(shapes.get(name, ()))
+    if name not in shapes and None in fixed[1:]:
+      raise RuntimeError(f"the model leaves dimensions of input {name!r} open, {open_shape(fixed)}: say which with "
+                         f"--shape {name}={','.join('1' if d is None else str(d) for d in fixed)}, the ones being yours to choose")
     shape = shapes.get(name, tuple(1 if d is None else d for d in fixed))
     if len(shape) != len(fixed) or any(d is not None and d != s for d, s in zip(fixed, shape)):
-      raise RuntimeError(f"input {name!r} has the shape {tuple('any' if d is None else d for d in fixed)} in the model, not {shape}")
+      raise RuntimeError(f"input {name!r} has the shape {open_shape(fixed)} in the model, not {shape}")
     model.graph_inputs[name] = replace(spec, shape=shape)
     inputs[name] = (shape, spec.dtype)
   return model, inputs
+
+def open_shape(dims: list[int | None]) -> str: return f"({', '.join('any' if d is None else str(d) for d in dims)})"
 
 def random_input(rng: np.random.Generator, shape: Shape, dtype: DType) -> np.ndarray:
   """As a camera or a network would give it: uint8 over its range, other integers small, floats normal."""

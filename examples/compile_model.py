@@ -33,14 +33,21 @@ def pairs(options: list[str], what: str) -> dict[str, str]:
     if "=" not in o: raise RuntimeError(f"{what} is NAME=VALUE, not {o!r}")
   return dict(o.split("=", 1) for o in options)
 
+def array(file: str) -> np.ndarray:
+  if not pathlib.Path(file).is_file(): raise RuntimeError(f"there is no file {file}")
+  try: value = np.load(file, allow_pickle=False)
+  except (ValueError, EOFError) as e: raise RuntimeError(f"{file} is no array that np.save wrote") from e
+  if not isinstance(value, np.ndarray): raise RuntimeError(f"{file} is no single array: write one with np.save")
+  return value
+
 def contents(specs: dict[str, tuple[adreno.Shape, Any]], files: dict[str, str], seed: int) -> dict[str, np.ndarray]:
   """What each input holds. Raises RuntimeError for a file of another shape or dtype."""
   if unknown := files.keys() - specs.keys(): raise RuntimeError(f"the model has no input {min(unknown)!r}, its inputs are {', '.join(specs)}")
   rng, out = np.random.default_rng(seed), {}
   for name, (shape, dtype) in specs.items():
-    out[name] = value = np.load(files[name]) if name in files else adreno.random_input(rng, shape, dtype)
-    if value.shape != shape or value.dtype != _to_np_dtype(dtype):
-      raise RuntimeError(f"{files[name]} is {value.dtype} {value.shape}, input {name!r} is {dtype} {shape}")
+    out[name] = value = array(files[name]) if name in files else adreno.random_input(rng, shape, dtype)
+    if value.shape != shape or value.dtype != (kind := np.dtype(_to_np_dtype(dtype))):
+      raise RuntimeError(f"{files[name]} is {value.dtype} {value.shape}, input {name!r} is {kind} {shape}: save it with .astype and .reshape")
   return out
 
 def tensors(values: dict[str, np.ndarray]) -> dict[str, Tensor]:
@@ -160,7 +167,8 @@ def main(args: argparse.Namespace) -> str:
 
 if __name__ == "__main__":
   parser = arguments(__doc__, "model", "out")
-  parser.add_argument("--shape", metavar="NAME=1,3,320,320", action="append", default=[], help="of an input that the model leaves open; else 1")
+  parser.add_argument("--shape", metavar="NAME=1,3,320,320", action="append", default=[],
+                      help="of an input that the model leaves open; only its first dimension, a batch, is 1 otherwise")
   parser.add_argument("--tolerance", type=float, help="difference from onnxruntime, relative to an output's largest value (1e-3; FLOAT16=1: 3e-2)")
   try: verdict = main(parser.parse_args())
   except (Exception, KeyboardInterrupt) as e: # whatever it is, it is told in words

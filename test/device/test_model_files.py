@@ -1,0 +1,73 @@
+"""examples/compile_model.py and run_model.py: an ONNX model into a file, the file in another process and behind the other kernel, and what they refuse.
+
+The scripts themselves hold outputs against onnxruntime and each other. Without DEV: compiled on the virtual Adreno through MSM.
+"""
+from __future__ import annotations
+import os, pathlib, subprocess, sys
+import numpy as np
+import pytest
+from tinygrad.helpers import DEV
+
+onnx = pytest.importorskip("onnx")
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+ASKED = os.environ.get("DEV", "")
+RUN = ASKED if DEV.device == "QCOM" else "MOCKMSM+QCOM:IR3" if not ASKED else ""
+pytestmark = [pytest.mark.skipif(not RUN, reason=f"DEV={ASKED} is not an Adreno"),
+              pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are not in this tree")]
+
+def script(name: str, *args: object, dev: str = RUN, **env: str) -> tuple[int, str]:
+  """(exit status, all that was printed)."""
+  environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path), "PARALLEL": "0", "DEV": dev, **env}
+  done = subprocess.run([sys.executable, str(EXAMPLES / name), *map(str, args)], env=environment, capture_output=True, text=True, timeout=400)
+  if "no usable QCOM device" in done.stdout and not dev.startswith("MOCK"): pytest.skip(done.stdout.strip().splitlines()[-1])
+  return done.returncode, done.stdout + done.stderr
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """Camera frames with open height and width, a small vector, two outputs, one of which is a slice of the other."""
+  rng, h, t = np.random.default_rng(6), onnx.helper, onnx.TensorProto
+  weights = {"w": rng.standard_normal((8, 3, 3, 3), np.float32) * .2, "m": rng.standard_normal((8, 10), np.float32),
+             "n": rng.standard_normal((5, 10), np.float32), "from": np.array([2]), "to": np.array([5]), "axis": np.array([1])}
+  nodes = [h.make_node("Conv", ["img", "w"], ["c"], pads=[1] * 4, strides=[2, 2]), h.make_node("Relu", ["c"], ["r"]),
+           h.make_node("GlobalAveragePool", ["r"], ["p"]), h.make_node("Flatten", ["p"], ["f"]), h.make_node("MatMul", ["f", "m"], ["x"]),
+           h.make_node("MatMul", ["state", "n"], ["y"]), h.make_node("Add", ["x", "y"], ["out"]),
+           h.make_node("Slice", ["out", "from", "to", "axis"], ["part"])]
+  graph = h.make_graph(nodes, "g", [h.make_tensor_value_info("img", t.FLOAT, ["n", 3, "h", "w"]), h.make_tensor_value_info("state", t.FLOAT, [1, 5])],
+                       [h.make_tensor_value_info("out", t.FLOAT, None), h.make_tensor_value_info("part", t.FLOAT, None)],
+                       [onnx.numpy_helper.from_array(v, n) for n, v in weights.items()])
+  path = tmp_path_factory.mktemp("model") / "m.onnx"
+  onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8), path)
+  return path
+
+def test_from_onnx_to_another_process(model: pathlib.Path) -> None:
+  out, array, outputs = model.with_name("m.pkl"), model.with_name("img.npy"), model.with_name("out.npz")
+  flags = {"IMAGE": "1", "FLOAT16": "1", "NOLOCALS": "1", "JIT_BATCH_SIZE": "0", "OPENPILOT_HACKS": "1"}
+  status, text = script("compile_model.py", model, out, "--shape", "img=1,3,12,20", **flags)
+  assert status == 0 and "compile_model: ok" in text, text
+  np.save(array, np.ones((1, 3, 12, 20), np.float32))
+  for dev in (RUN, "MOCKKGSL+QCOM:IR3") if RUN.startswith("MOCKMSM") else (RUN,): # the file is not one kernel's
+    status, text = script("run_model.py", out, "--input", f"img={array}", "--save", outputs, dev=dev)
+    assert status == 0, text
+    with np.load(outputs) as found: np.testing.assert_array_equal(found["part"], found["out"][:, 2:5])
+  for args, dev, words in (((out,), "CPU", ("m.pkl was compiled for QCOM a630 by IR3", "this process computes on CPU", "DEV=QCOM:IR3")),
+                           ((model,), RUN, ("no model file of this version", "compile the model again")),
+                           ((out, "--input", "image=x.npy"), RUN, ("no input 'image'", "img, state")),
+                           ((out, "--input", f"img={model}"), RUN, ("is no array that np.save wrote",)),
+                           ((out, "--input", f"state={array}"), RUN, ("float32 (1, 3, 12, 20)", "input 'state' is float32 (1, 5)"))):
+    status, text = script("run_model.py", *args, dev=dev)
+    assert status == 1 and all(w in text for w in words), text
+  data = out.read_bytes()
+  for cut in (data[:len(data) // 2], data[:-8] + bytes(8)):
+    out.write_bytes(cut)
+    status, text = script("run_model.py", out)
+    assert status == 1 and "can't be loaded" in text and "compile the model again" in text, text
+
+def test_what_is_not_compiled(model: pathlib.Path) -> None:
+  out = model.with_name("none.pkl")
+  for args, dev, words in (((model, out), RUN, ("input 'img' open, (any, 3, any, any)", "--shape img=1,3,1,1")),
+                           ((model, out, "--shape", "img=1,4,12,20"), RUN, ("(any, 3, any, any) in the model, not (1, 4, 12, 20)",)),
+                           ((__file__, out), RUN, ("can't be read as an ONNX model",)),
+                           ((model, out), "CPU", ("DEV=CPU is not an Adreno",))):
+    status, text = script("compile_model.py", *args, dev=dev)
+    assert status == 1 and all(w in text for w in words), text
+  assert not out.exists()
