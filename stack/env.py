@@ -40,6 +40,14 @@ def written_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
     yield (part := pathlib.Path(tmp) / path.name)
     part.replace(path)
 
+def output_folder(path: pathlib.Path) -> pathlib.Path:
+  """`path`, which is made if need be. Raises Problem if no file can be written there."""
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=path).close()
+  except OSError as e: raise Problem(f"{path} is no folder to write to ({e.strerror}); name another one") from e
+  return path
+
 class Progress:
   """A line on a terminal's stderr for work of `total` steps that takes minutes; nothing where stderr is no terminal."""
   def __init__(self, what: str, total: int):

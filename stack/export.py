@@ -2,7 +2,7 @@
 from __future__ import annotations
 import pathlib, shutil
 from stack import series as ser, tree
-from stack.env import BUILD, Problem, TREE
+from stack.env import BUILD, Problem, TREE, output_folder
 from stack.series import Series, git
 
 def cover(series: Series) -> str:
@@ -23,7 +23,7 @@ def export(dest: pathlib.Path) -> list[pathlib.Path]:
   series = ser.load()
   if not series.entries: raise Problem("series.toml has no commit to export")
   base, commits = tree.history(series)
-  dest.mkdir(parents=True, exist_ok=True)
+  output_folder(dest)
   for old in dest.glob("[0-9][0-9][0-9][0-9]-*.patch"): old.unlink()
   mailer = ("-c", f"user.name={series.author.rsplit(' <', 1)[0]}", "-c", f"user.email={series.author.rsplit('<', 1)[1].rstrip('>')}")
   git(TREE, *mailer, "format-patch", "-q", "--binary", "--full-index", "--no-signature", "--cover-letter", "--zero-commit",

@@ -2,7 +2,7 @@
 from __future__ import annotations
 import base64, hashlib, os, pathlib, zipfile
 from stack import env, series as ser, tree
-from stack.env import Problem, ROOT, TREE
+from stack.env import Problem, ROOT, TREE, output_folder
 from stack.series import Series, git, out
 
 STAMP = (2026, 8, 25, 0, 0, 0)  # of every file in the wheel, so that equal content gives an equal wheel
@@ -55,5 +55,5 @@ def build(dest: pathlib.Path, python: str | os.PathLike[str] = env.PYTHON) -> pa
 def main(args: list[str]) -> int:
   """dev wheel [DIR]"""
   if len(args) > 1: raise Problem("usage: dev wheel [DIR]")
-  print(build(pathlib.Path(args[0]) if args else ROOT / "dist"))
+  print(build(output_folder(pathlib.Path(args[0]) if args else ROOT / "dist")))
   return 0

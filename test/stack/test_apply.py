@@ -1,6 +1,7 @@
 """`dev apply`, `dev export`, `dev rebase`: the series leaves this repository whole or not at all, and a clean apply is not taken for proof."""
 from __future__ import annotations
 import pathlib, subprocess
+import pytest
 from test.stack.site import BASE, Site, git, state, site_fixture  # noqa: F401
 
 def test_apply_commits_the_series_with_its_messages(site: Site):
@@ -77,6 +78,12 @@ def test_rebase_on_a_base_where_all_is_well(site: Site):
 def test_rebase_says_what_was_fixed_upstream(site: Site):
   there = site.checkout("there", {**BASE, "tinygrad/__init__.py": "import tinygrad.calc as c\nc.half = lambda x: x / 2\n"})
   assert "test_half.py::test_half passes there without the series" in site.ok("rebase", there)
+
+@pytest.mark.parametrize("verb", ["export", "wheel"])
+def test_what_is_no_folder_to_write_to_is_named(site: Site, tmp_path: pathlib.Path, verb: str):
+  (tmp_path / "file").write_text("kept")
+  for where in ("file", "file/below"): assert "is no folder to write to" in site.refused(verb, tmp_path / where)
+  assert (tmp_path / "file").read_text() == "kept"
 
 def test_wheel_installs_runs_and_leaves_nothing(site: Site, tmp_path: pathlib.Path):
   wheel = site.ok("wheel", tmp_path / "dist").splitlines()[-1]
