@@ -51,7 +51,7 @@ class Kernel:
     self.signature, self.v = signature, v
     self.buf_off, self.imm_off = cs.ubo_state.range[0].offset, cs.allocs.max_const_offset_vec4 * 16
     self.wgid, self.lid, self.local_bytes, self.pvt = v.cs.work_group_id, v.cs.local_invocation_id, v.shared_size, v.pvtmem_size
-    self.full_regs, self.half_regs, self.branchstack = v.info.max_reg + 1, v.info.max_half_reg + 1, v.branchstack
+    self.full_regs, self.half_regs, self.branchstack = v.info.max_reg + 1, v.info.max_half_reg + 1, -(-v.branchstack // 2)  # as turnip has it
     self.ntex, self.nuav = v.image_mapping.num_tex, v.num_uavs - v.image_mapping.num_tex
     self.tex_to_image = list(v.image_mapping.tex_to_image)
     assert not cs.allocs.consts[mesa.IR3_CONST_ALLOC_DRIVER_PARAMS].size_vec4, "driver parameters are not laid out here"
@@ -74,7 +74,7 @@ class Kernel:
     uavs = [image_descriptor(a, s, n, False) for a, s, n in images[:self.nuav]]
     tex = [image_descriptor(*images[self.nuav + self.tex_to_image[k]], True) for k in range(self.ntex)]
     return Dispatch(groups=groups, local=local, consts=np.frombuffer(bytes(raw), np.uint32), const_valid=valid, space=space, wgid_reg=self.wgid,
-                    lid_reg=self.lid, full_regs=self.full_regs, half_regs=self.half_regs, branchstack=self.branchstack, local_bytes=self.local_bytes,
+                    lid_reg=self.lid, full_regs=self.full_regs, half_regs=self.half_regs, merged_regs=bool(self.v.mergedregs), branchstack=self.branchstack, local_bytes=self.local_bytes,
                     pvt_bytes=-(-self.pvt // 512) * 512, textures=tex, uavs=uavs, **kw)
 
 log: list[tuple[Kernel, Dispatch, str]] = []          # what ran, when `record` is set
@@ -106,7 +106,7 @@ def register(arch: str = ARCH) -> str:
   class CoreProgram:
     def __init__(self, dev: Any, obj: Any):
       self.kernel, self.name, self.device, self.profile_key = Kernel(obj.lib, obj.signature), obj.name, dev.device, obj.profile_key
-      self.program = engine().program(self.kernel.code)
+      self.program = engine().program(self.kernel.code, merged_regs=self.kernel.v.mergedregs)
 
     def __call__(self, *bufs: int, global_size: tuple = (1, 1, 1), local_size: tuple = (1, 1, 1), vals: tuple = (), wait: bool = False,
                  **kw: Any) -> float:

@@ -122,7 +122,7 @@ class Rig:
     reg("sp_float_cntl", 0xae04, 0)
     reg("shared_consts", 0xbb11, 0)
     reg("tpl1_mode_cntl", 0xb309, 2)
-    reg("cntl_0", 0xa9b0, v.info.max_half_reg + 1 << 1 | v.info.max_reg + 1 << 7 | v.branchstack // 2 + 1 << 14)
+    reg("cntl_0", 0xa9b0, v.info.max_half_reg + 1 << 1 | v.info.max_reg + 1 << 7 | v.branchstack // 2 + 1 << 14 | v.mergedregs << 31)
     reg("cntl_1", 0xa9b1, max(1, (v.shared_size - 1) // 1024) | 2 << 5)
     s.pkt4(0xa9b2, 0, 0)
     reg("base", 0xa9b4, k.iova, k.iova >> 32)

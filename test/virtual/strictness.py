@@ -33,6 +33,7 @@ class Check(NamedTuple):
 def memory(s: Seen) -> bool: return s.counters["bytes_read"] > 0 and s.counters["bytes_written"] > 0
 def any_dispatch(s: Seen) -> bool: return s.counters["dispatches"] > 0
 def local(s: Seen) -> bool: return bool(s.instructions & {"ldl.u32", "stl.u32"})
+def private(s: Seen) -> bool: return any(n.startswith(("ldp", "stp")) for n in s.instructions)
 def never_reads(s: Seen) -> bool: return bool(s.opcodes) and not s.opcodes & READING_PACKETS
 G, P, E, I = (f"test_{n}.py" for n in ("gpu", "cp", "ir3_engine", "ir3_images"))
 
@@ -81,9 +82,12 @@ CHECKS: dict[str, Check] = {
   "undefined_const": Check("constants loaded and within CONSTLEN", f"{E}::test_undefined_consts_and_local_memory",
                            lambda s: "constants" in s.loads),
   "undefined_local": Check("local memory written before it is read", f"{E}::test_undefined_consts_and_local_memory", local),
+  "undefined_private": Check("private memory written before it is read", f"{E}::test_private_memory_is_read_only_where_the_fiber_wrote", private),
+  "branch_stack": Check("diverged fibers against BRANCHSTACK", f"{E}::test_the_branch_stack_must_hold_every_place_where_fibers_wait",
+                        lambda s: any(v >> 14 & 63 for v in s.registers.get(0xa9b0, {0}))),
   "local_out_of_bounds": Check("local memory as declared", f"{E}::test_local_and_private_bounds", local),
   "private_out_of_bounds": Check("private memory as declared", f"{E}::test_local_and_private_bounds",
-                                 lambda s: any(n.startswith(("ldp", "stp")) for n in s.instructions)),
+                                 private),
   "out_of_bounds": Check("descriptors that are there", f"{I}::test_mismatched_and_missing_descriptors_are_reported", lambda s: s.images > 0),
   "image_type": Check("an image's format and the instruction's type", f"{I}::test_mismatched_and_missing_descriptors_are_reported",
                       lambda s: s.images > 0),

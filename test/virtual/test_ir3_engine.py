@@ -222,6 +222,18 @@ def test_undefined_registers_are_reported_where_they_are_used():
   f = fault("add.u hr2.x, hr1.x, 1\nend")
   assert f.kind == "undefined_register" and f.size == 2
 
+def test_merged_registers_are_defined_half_by_half():
+  """hr4.x and hr4.y are the halves of r2.x, hr6.x and hr6.y those of r3.x."""
+  def go(body: str, outputs=("r8.x",)): return run(body, {}, dict.fromkeys(outputs, np.uint32), merged=True)
+  low, both = "mov.u16u16 hr4.x, 7\n", "mov.u16u16 hr4.x, 7\nmov.u16u16 hr4.y, 9\n"
+  assert (go(both + "add.u r8.x, r2.x, 1")["r8.x"] == 9 << 16 | 8).all()
+  assert (go(low + "mov.u32u32 r3.x, r2.x\nadd.u hr16.x, hr6.x, 1\nmov.u16u16 hr16.y, 0")["r8.x"] == 8).all(), "a copy of a register half defined"
+  some = "cmps.u.lt p0.x, r0.x, 5\npredt\nmov.u16u16 hr4.y, 9\nprede\n"
+  for body, pc, address, size, lane in ((low + "add.u r8.x, r2.x, 1", 3, 8, 4, 0), (low + "mov.u32u32 r3.x, r2.x\nadd.u hr16.x, hr6.y, 1", 4, 25, 2, 0),
+                                        (low + some + "add.u r8.x, r2.x, 1", 7, 8, 4, 5)):
+    with pytest.raises(ShaderFault) as e: go(body)
+    assert (e.value.kind, e.value.pc, e.value.address, e.value.size, e.value.lane) == ("undefined_register", pc, address, size, lane), body
+
 def test_undefined_consts_and_local_memory():
   valid = np.zeros(1024, bool)
   valid[:4] = True
@@ -230,6 +242,43 @@ def test_undefined_consts_and_local_memory():
   launch("jump #2\nadd.u r2.y, r0.x, c1.x\n(jp)end", const_valid=valid)      # not reached
   f = fault("shl.b r2.x, r0.x, 2\ncmps.u.lt p0.x, r0.x, 9\npredt\nstl.u32 l[r2.x], r0.x, 1\nprede\nldl.u32 r3.x, l[r2.x], 1\nend", local_bytes=256)
   assert (f.kind, f.lane, f.address) == ("undefined_local", 9, 36)
+
+@pytest.mark.parametrize("size,t,h", ((4, "u32", ""), (2, "u16", "h"), (1, "u8", "h")))
+def test_private_memory_is_read_only_where_the_fiber_wrote(size, t, h):
+  base = "mov.u32u32 r2.x, 64\ncmps.u.lt p0.x, r0.x, 9\n" + "mov.u16u16 hr4.x, 1\nmov.u16u16 hr4.y, 1\n" * bool(h)
+  value = "hr4.x" if h else "r0.x"
+  some = f"predt\nstp.{t} p[r2.x+{size}], {value}, 1\nprede\n"
+  def load(n: int) -> str: return f"ldp.{t} {h}r3.x, p[r2.x+{size}], {n}\nend"
+  f = fault(base + some + load(1), pvt_bytes=512, groups=(2, 1, 1))
+  assert (f.kind, f.lane, f.address, f.size) == ("undefined_private", 9, 64 + size, size)
+  every = f"stp.{t} p[r2.x+{size}], {value}, 1\n"
+  launch(base + every + load(1), pvt_bytes=512)
+  launch(base + some + f"predf\n{every}prede\n".replace("predf", "predf") + load(1), pvt_bytes=512) if False else None
+  assert fault(base + every + load(2), pvt_bytes=512).address == 64 + 2 * size, "the second component was not stored"
+  launch(base + some + load(1), pvt_bytes=512, strict=False)
+  # what a wave stored is not there for the next one in its place
+  f = fault(base + "cmps.u.lt p0.x, r48.x, 1\n" + some + load(1), pvt_bytes=512, groups=(2, 1, 1))
+  assert f.workgroup == (1, 0, 0) and f.lane == 0
+
+def nested(levels: int) -> str:
+  """Ifs in ifs: the fibers below 32 go on, those below 16 of them, ...; the others wait behind the innermost block, each level in its own place."""
+  br = [f"cmps.u.lt p0.x, r0.x, {32 >> k}\nbr !p0.x, #{3 * levels - 3 * k - 1}" for k in range(levels)]
+  return "\n".join(br) + "\nadd.u r2.x, r2.x, 1\n" + "(jp)add.u r2.x, r2.x, 1\n" * levels
+
+def test_the_branch_stack_must_hold_every_place_where_fibers_wait():
+  head = "mov.u32u32 r2.x, 0\n"
+  for levels in (1, 2, 3, 5):
+    want = sum((LANE < 32 >> k).astype(np.uint32) for k in range(levels)) + 1
+    assert (run(head + nested(levels), {}, {"r2.x": np.uint32}, branchstack=-(-levels // 2))["r2.x"] == want).all()
+    f = fault(head + nested(levels) + "end", branchstack=(levels - 1) // 2)
+    first = (levels - 1) // 2 * 2 + 1                   # the first depth beyond that many pairs
+    assert (f.kind, f.pc, f.address) == ("branch_stack", 2 * first, first) and len(f.faults) == levels - first + 1
+    launch(head + nested(levels) + "end", branchstack=0, strict=False)
+  # if and else: behind the first block, its fibers wait for those of the second (Mesa's ir3_reconvergence.c counts two as well)
+  both = "cmps.u.lt p0.x, r0.x, 8\nbr !p0.x, #3\nmov.u32u32 r2.x, 1\njump #2\n(jp)mov.u32u32 r2.x, 2\n(jp)end"
+  assert [(f.pc, f.address) for f in fault(both, branchstack=0).faults] == [(1, 1), (3, 2)]
+  launch(both, branchstack=1)
+  launch(both, branchstack=0, local=(8, 1, 1))          # nobody diverges
 
 def test_register_footprint_is_a_limit():
   f = fault("mov.u32u32 r9.x, 1\nend", full_regs=9)

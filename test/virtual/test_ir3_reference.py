@@ -1,7 +1,7 @@
 """The fast shader core against the slow one: random programs assembled by Mesa, and kernels that Mesa's compiler made for tinygrad. Bit for bit;
 a NaN in a float register equals any NaN."""
 from __future__ import annotations
-import gc, random
+import gc, random, re
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -130,7 +130,7 @@ class Random:
     tail = [f"stg.u{16 if r[0] == 'h' else 32} g[r22.x+{4 * k}], {r}, 1" for k, r in enumerate(ORDER)]
     return "\n".join([*head, "mov.u32u32 r21.x, 0", *body, *tail, "end"])
 
-def compare(text: str, seed: int, fibers: int = 64, groups: int = 1) -> None:
+def compare(text: str, seed: int, fibers: int = 64, groups: int = 1, merged: bool = False) -> None:
   rng = np.random.default_rng(seed)
   mem, n = Memory(), fibers * groups
   base = mem.alloc(256 * 64 * groups)
@@ -145,11 +145,11 @@ def compare(text: str, seed: int, fibers: int = 64, groups: int = 1) -> None:
   consts = np.zeros(1024, np.uint32)
   consts[:2] = base & 0xffffffff, base >> 32
   consts[CONST0:CONST0 + 16] = rng.standard_normal(16).astype(np.float32).view(np.uint32)
-  d = Dispatch((groups, 1, 1), (fibers, 1, 1), consts, mem.space, local_bytes=1024, pvt_bytes=512)
-  prog = engine().program(assemble(text))
+  d = Dispatch((groups, 1, 1), (fibers, 1, 1), consts, mem.space, local_bytes=1024, pvt_bytes=512, merged_regs=merged)
+  prog = engine().program(assemble(text, merged), merged_regs=merged)
   slow = reference.Memory({a: bytearray(m.tobytes()) for a, m in mem.keep.items()})
   engine().run(prog, d)
-  reference.run(prog.instrs, d, slow)
+  reference.run(prog.instrs, d, slow, merged=prog.merged_regs)
   got = mem.view(base, data.nbytes).view(np.uint32).reshape(-1, 64)
   want = np.frombuffer(slow.pieces[base], np.uint32)[:got.size].reshape(-1, 64)
   bad = got != want
@@ -168,6 +168,13 @@ def test_random_programs_leave_the_same_memory(seed):
   rnd = random.Random(seed)
   compare(Random(rnd).program(rnd.randint(20, 60)), seed, fibers=rnd.choice((64, 64, 37, 1)), groups=rnd.choice((1, 2)))
 
+@pytest.mark.parametrize("seed", range(100, 115))
+def test_random_programs_with_merged_registers(seed):
+  """16-bit integers lie in the halves of r1, which the program uses as a whole as well; half floats in r10."""
+  rnd = random.Random(seed)
+  text = re.sub(r"\bhr([1-4])\.", lambda m: f"hr{(0, 2, 3, 20, 21)[int(m[1])]}.", Random(rnd).program(rnd.randint(20, 60)))
+  compare(text, seed, fibers=rnd.choice((64, 37)), merged=True)
+
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False), st.integers(8, 30), st.integers(0, 1 << 20))
 def test_hypothesis_finds_no_program_on_which_the_cores_differ(rnd, size, seed): compare(Random(rnd).program(size), seed, fibers=33)
@@ -182,7 +189,7 @@ def both(monkeypatch):
   def run(prog, d):
     slow = reference.Memory({a: bytearray(m.tobytes()) for a, m in ir3_core.memory.keep.items()})
     fast(prog, d)
-    reference.run(prog.instrs, d, slow)
+    reference.run(prog.instrs, d, slow, merged=prog.merged_regs)
     for a, m in slow.pieces.items():
       if m != ir3_core.memory.keep[a].tobytes():
         o = int(np.flatnonzero(np.frombuffer(m, np.uint8) != ir3_core.memory.keep[a])[0]) & ~3

@@ -1,5 +1,5 @@
 """.rd captures: read back by a parser written from the format's description, and by gzip's own reader."""
-import gzip, json, re, struct
+import gzip, json, os, re, struct, subprocess, sys
 import numpy as np, pytest
 from test.mockgpu import qcom
 from test.virtual.ir3_asm import disassemble
@@ -50,6 +50,15 @@ def test_a_capture_holds_what_was_submitted(tmp_path, name):
   for (_, bufs, cmds), stream in ((a, first), (b, second)):
     ((iova, dwords),) = cmds
     assert np.frombuffer(bufs[iova][1], np.uint32, dwords).tolist() == stream.words
+
+@pytest.mark.parametrize("switch", ["QCOM_RD", "QCOM_MOCK"])
+@pytest.mark.parametrize("kind", ["MSM", "KGSL"])
+def test_a_script_that_just_ends_leaves_a_whole_file(tmp_path, kind, switch):
+  path = tmp_path / "run.rd.gz"
+  env = {**os.environ, "DEV": f"MOCK{kind}+QCOM", switch: str(path) if switch == "QCOM_RD" else json.dumps({"rd": str(path)})}
+  subprocess.run([sys.executable, "-c", "from tinygrad import Tensor\nassert (Tensor([1.0, 2.0]) + 1).tolist() == [2.0, 3.0]"], env=env, check=True,
+                 timeout=240)
+  assert [len(cmds) for _, _, cmds in submits(path)[1]] == [1]  # gzip's reader refuses a file without its end
 
 def test_an_unwritable_path_is_one_clear_error(tmp_path):
   with pytest.raises(OSError, match="cannot write the .rd capture"): Rig(rd=str(tmp_path / "missing" / "x.rd"))

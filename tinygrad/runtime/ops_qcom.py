@@ -123,7 +123,8 @@ class Stream:
              reg("A6XX_SP_CS_NDRANGE_0", kerneldim=3, **{f"localsize{d}": l - 1 for d,l in zip("xyz", local_size)}),
              *itertools.chain(*((u32(t), 0) for t in threads)), ids, wge, *map(u32, groups))
     self.reg(mesa.REG_A6XX_SP_CS_CNTL_0,
-             reg("A6XX_SP_CS_CNTL_0", threadsize=mesa.THREAD64, halfregfootprint=prg.hregs, fullregfootprint=prg.fregs, branchstack=prg.brnchstck),
+             reg("A6XX_SP_CS_CNTL_0", threadsize=mesa.THREAD64, halfregfootprint=prg.hregs, fullregfootprint=prg.fregs, branchstack=prg.brnchstck,
+                 mergedregs=prg.mergedregs),
              reg("A6XX_SP_CS_CNTL_1", constantrammode=mesa.CONSTLEN_256, shared_size=prg.shared_size), 0, prg.prg_offset, code,
              reg("A6XX_SP_CS_PVT_MEM_PARAM", memsizeperitem=prg.pvtmem_per_item), *((scratch,) if scratch is not None else (0, 0)),
              reg("A6XX_SP_CS_PVT_MEM_SIZE", totalpvtmemsize=prg.pvtmem_total))
@@ -193,7 +194,7 @@ class QCOMProgram(Program['QCOMDevice']):
     params = cs.allocs.consts[mesa.IR3_CONST_ALLOC_DRIVER_PARAMS]
     self.wgsz, self.wgoff = params.offset_vec4 * 4 + 8 if params.size_vec4 else 0xfc, 0xfc # the workgroup's size is in this constant
     self.wgid, self.lid = v.cs.work_group_id, v.cs.local_invocation_id
-    self.fregs, self.hregs = v.info.max_reg + 1, v.info.max_half_reg + 1
+    self.fregs, self.hregs, self.mergedregs = v.info.max_reg + 1, v.info.max_half_reg + 1, v.mergedregs # merged: halves of full registers
     self.buf_off, imm_off = cs.ubo_state.range[0].offset, cs.allocs.max_const_offset_vec4 * 16
     self.consts = [(imm_off, imm_vals)]
     self.consts_bytes = round_up(max(v.constlen * 16, imm_off + len(imm_vals), 16), 64)
@@ -218,7 +219,7 @@ class QCOMProgram(Program['QCOMDevice']):
     self.pvtmem, self.shmem = u32_at(desc+0xc8, "private memory", 255 * 512), u32_at(desc+0xd8, "local memory")
     self.wgid, self.wgsz, self.wgoff, self.lid = 0xcf, 0xc0, 0xcc, 0
     regs = u32_at(0x34, "the offset of the register counts")
-    self.fregs, self.hregs = u32_at(regs+0x14, "full registers", 63), u32_at(regs+0x18, "half registers", 63)
+    self.fregs, self.hregs, self.mergedregs = u32_at(regs+0x14, "full registers", 63), u32_at(regs+0x18, "half registers", 63), False
     if (nsamp:=u32_at(desc+0xdc, "the number of samplers")) > 1: raise RuntimeError(f"{self.name} declares {nsamp} samplers, 1 is supported")
     self.samp_cnt, self.nsamplers = (2, 2) if nsamp else (0, 0)
     pos, args = round_up(desc + 0x158 + len(self.name), 4) + 8 * nsamp, []

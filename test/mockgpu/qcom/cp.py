@@ -62,7 +62,8 @@ class Packet:
 LOADS = {(13, 0): ("shader", 128), (13, 1): ("constants", 16), (13, 2): ("ubo", 8), (13, 3): ("uav", 64), (15, 0): ("uav", 64),
          (5, 0): ("sampler", 16), (5, 1): ("texture", 64)}
 
-REGION = {"undefined_register": "register", "undefined_const": "constant", "undefined_local": "local memory"}
+REGION = {"undefined_register": "register", "undefined_const": "constant", "undefined_local": "local memory",
+          "undefined_private": "private memory"}
 
 @dataclass
 class Load:
@@ -863,6 +864,8 @@ class CommandProcessor:
       elif kind == "limit": raise Hang(f"{f.text}, in kernel {p.kernel}", "limit")
       else:
         if kind.startswith("undefined_"): what = f"{REGION[kind]} {self.region_name(kind, f.address)} read before it was written"
+        elif kind == "branch_stack":
+          what = f"has fibers waiting in {f.address} places, SP_CS_CNTL_0.BRANCHSTACK = {p.dispatch.branchstack} is for {2 * p.dispatch.branchstack}"
         elif kind == "image_type": what = f"{'store to' if f.write else 'load from'} an image of another kind at {f.address:#x}"
         elif kind in ("stale_line", "missing_wait"): details.append(self.space.explain(f.address))
         self.report(kind, f"shader {what}", details=details, **at)

@@ -29,7 +29,8 @@ enum { LINE_VALID = 1, LINE_DIRTY = 2, LINE_STALE = 4, LINE_UNSETTLED = 8 };
 enum { RET_END, RET_BAR, RET_STOP };
 // Order is mirrored by native.FAULTS.
 enum { F_UNMAPPED, F_NOT_RESIDENT, F_READONLY, F_OUT_OF_BOUNDS, F_MISALIGNED, F_UNDEFINED_REGISTER, F_UNDEFINED_CONST, F_UNDEFINED_LOCAL,
-       F_FETCH_PAST_END, F_LOCAL_OUT_OF_BOUNDS, F_PRIVATE_OUT_OF_BOUNDS, F_HANG, F_BARRIER_DIVERGENCE, F_STALE, F_UNSETTLED, F_STACK, F_IMAGE };
+       F_FETCH_PAST_END, F_LOCAL_OUT_OF_BOUNDS, F_PRIVATE_OUT_OF_BOUNDS, F_HANG, F_BARRIER_DIVERGENCE, F_STALE, F_UNSETTLED, F_STACK, F_IMAGE,
+       F_UNDEFINED_PRIVATE, F_BRANCH_STACK };
 
 struct seg { u64 iova, size; u8 *ram, *cache, *line; u32 flags, bo; };
 struct fault { u64 addr; u32 kind, pc, lane, size, write, wg[3]; };
@@ -48,7 +49,7 @@ struct run {
   u32 nuni, npoison32, npoison16, nsegs, ntex, nuav, nubo, nsamp, nbb, wave_bytes, def_base, ndefs, ndef_init;
   u32 groups[3], local[3], size[3], goff[3];  // size: threads of the grid, so that the last groups may be partial; goff: global offset
   s32 ids[13];  // vectors of local id, workgroup id, size, offset (3 each), linear local id; 0 = absent
-  u32 local_bytes, pvt_bytes, order, threads, max_faults, nfaults, strict_local, hang, cf_mask, own_consts;
+  u32 local_bytes, pvt_bytes, order, threads, max_faults, nfaults, strict_local, hang, cf_mask, own_consts, branch_stack;
 };
 
 typedef struct worker {
@@ -62,8 +63,8 @@ typedef struct W {
   u64 exec, live, pred_outer, pred_bits, p[4];
   s64 budget;
   const struct uop *base, *resume; const struct seg *hit;
-  struct run *run; worker *wk; u8 *pvt;
-  u32 npark, next, wg[3], state;
+  struct run *run; worker *wk; u8 *pvt; u64 *pvt_def;  // pvt_def: of each byte, the fibers that have stored it
+  u32 npark, next, wg[3], state, deepest;
   u32 m32[WAVE]; u16 m16[WAVE];
   struct park park[WAVE];
   u8 sp[WAVE]; u32 ret[CALL_DEPTH][WAVE];
@@ -238,6 +239,13 @@ static void park(W *w, u32 u, u64 m) {
   if (u < w->next) w->next = u;
 }
 
+// Every place where fibers wait is an entry of the branch stack. A depth is reported once a wave.
+static void deeper(W *w, const struct uop *u) {
+  if (LIKELY(w->npark <= w->deepest)) return;
+  w->deepest = w->npark;
+  report(w, F_BRANCH_STACK, u->pc, (u32)__builtin_ctzll(w->exec | 1ull << 63), w->npark, 0, 0);
+}
+
 static u64 unpark(W *w, u32 u) {  // takes the fibers that wait at u
   u64 m = 0;
   u32 next = NONE, n = 0;
@@ -251,8 +259,8 @@ static u64 unpark(W *w, u32 u) {  // takes the fibers that wait at u
 }
 
 // The running fibers continue at u, unless others wait further up.
-static u32 go_to(W *w, u32 u) {
-  if (w->next < u) { park(w, u, w->exec); u = w->next; w->exec = unpark(w, u); }
+static u32 go_to(W *w, const struct uop *from, u32 u) {
+  if (w->next < u) { park(w, u, w->exec); deeper(w, from); u = w->next; w->exec = unpark(w, u); }
   else if (w->next == u) w->exec |= unpark(w, u);
   return u;
 }
@@ -273,17 +281,17 @@ H(BB) {  // block start: meets waiting fibers, counts (d = block, imm = instruct
 
 H(JUMP) {  // d = target
   if (UNLIKELY((u32)u->d <= u->x && *w->run->abort)) return RET_STOP;
-  if (UNLIKELY(w->npark)) { u32 t = go_to(w, (u32)u->d); tab = set_exec(w, w->exec); GO(w->base + t); }
+  if (UNLIKELY(w->npark)) { u32 t = go_to(w, u, (u32)u->d); tab = set_exec(w, w->exec); GO(w->base + t); }
   GO(w->base + u->d);
 }
 
 static const struct uop *diverge(W *w, const struct uop *u, u64 taken) {
   u32 t = (u32)u->d, fall = u->x + 1;
   u64 e = w->exec, stay = e & ~taken;
-  if (!stay) t = go_to(w, t);
-  else if (!taken) t = go_to(w, fall);
-  else if (t > fall) { park(w, t, taken); w->exec = stay; t = go_to(w, fall); }
-  else { park(w, fall, stay); w->exec = taken; t = go_to(w, t); }
+  if (!stay) t = go_to(w, u, t);
+  else if (!taken) t = go_to(w, u, fall);
+  else if (t > fall) { park(w, t, taken); deeper(w, u); w->exec = stay; t = go_to(w, u, fall); }
+  else { park(w, fall, stay); deeper(w, u); w->exec = taken; t = go_to(w, u, t); }
   return w->base + t;
 }
 
@@ -432,6 +440,24 @@ H(PGET16) { u64 m = w->p[u->aux]; u16 *d = V16(u->d); for (int i = 0; i < WAVE; 
     GO(u + 1); }
 REL(u32, V32, 32)
 REL(u16, V16, 16)
+H(RELGM) {  // the same of a half of merged registers, counted in halves
+  u16 *d = V16(u->d); const u16 *a0 = V16(u->b);
+  for (u64 e = w->exec; e; e &= e - 1) {
+    u32 i = (u32)__builtin_ctzll(e); s32 k = (int16_t)a0[i] + u->imm;
+    if ((u32)k >= (u32)u->c) { report(w, F_OUT_OF_BOUNDS, u->pc, i, (u64)(s64)k, 2, 0); d[i] = 0; continue; }
+    d[i] = (u16)(V32(u->a + (k >> 1) * (WAVE * 4))[i] >> 16 * (k & 1));
+  }
+  GO(u + 1);
+}
+H(RELDM) {
+  const u16 *s = V16(u->a), *a0 = V16(u->b);
+  for (u64 e = w->exec; e; e &= e - 1) {
+    u32 i = (u32)__builtin_ctzll(e); s32 k = (int16_t)a0[i] + u->imm;
+    if ((u32)k >= (u32)u->c) { report(w, F_OUT_OF_BOUNDS, u->pc, i, (u64)(s64)k, 2, 1); continue; }
+    memcpy((u16 *)&V32(u->d + (k >> 1) * (WAVE * 4))[i] + (k & 1), &s[i], 2);
+  }
+  GO(u + 1);
+}
 H(RELC) {  // relative constant into a u32 or (aux 1: low bits, 2: narrowed float) u16 vector
   const u16 *a0 = V16(u->b);
   for (u64 e = w->exec; e; e &= e - 1) {
@@ -799,24 +825,36 @@ static inline u32 same_offset(W *w, const struct uop *u, const u32 *a, u32 bytes
   VECTOR for (int i = 0; i < WAVE; i++) odd |= a[i] ^ a[0];
   return odd ? NONE : (u32)o;
 }
+static void private_stored(W *w, u64 o, u32 bytes, u64 m) { for (u32 b = 0; w->pvt_def && b < bytes; b++) w->pvt_def[o + b] |= m; }
+static void private_loaded(W *w, const struct uop *u, u64 o, u32 bytes, u64 m) {
+  for (u32 b = 0; w->pvt_def && b < bytes; b++) {
+    u64 bad = m & ~w->pvt_def[o + b];
+    if (LIKELY(!bad)) continue;
+    report(w, F_UNDEFINED_PRIVATE, u->pc, (u32)__builtin_ctzll(bad), o + b, bytes, 0);
+    private_stored(w, o, bytes, m);
+    return;
+  }
+}
 #define LDP(SZ, MT, RT, V) H(LDP##SZ) { \
     u32 n = u->aux, bytes = n * SZ, size = w->run->pvt_bytes, all = SZ == 4 ? same_offset(w, u, V32(u->a), bytes) : NONE; \
     const u32 *a = V32(u->a); \
-    if (all != NONE) { memcpy(V(u->d), w->pvt + (u64)all * WAVE, (u64)bytes * WAVE); GO(u + 1); } \
+    if (all != NONE) { private_loaded(w, u, all, bytes, ~0ull); memcpy(V(u->d), w->pvt + (u64)all * WAVE, (u64)bytes * WAVE); GO(u + 1); } \
     for (u64 m = w->exec; m; m &= m - 1) { \
       u32 i = (u32)__builtin_ctzll(m), bad = 0; u64 o = (u64)a[i] + (u64)(s64)u->imm; RT *d = V(u->d) + i; \
       if (UNLIKELY(o + bytes > size || o > size)) { report(w, F_PRIVATE_OUT_OF_BOUNDS, u->pc, i, o, bytes, 0); bad = 1; } \
       else if (UNLIKELY(o & (SZ - 1))) { report(w, F_MISALIGNED, u->pc, i, o, bytes, 0); bad = 1; } \
+      else private_loaded(w, u, o, bytes, m & -m); \
       for (u32 c = 0; c < n; c++) { u64 q = o + c * SZ; d[c * WAVE] = bad ? 0 : *(const MT *)(w->pvt + (q / 4 * WAVE + i) * 4 + (q & 3)); } } \
     GO(u + 1); } \
   H(STP##SZ) { \
     u32 n = u->aux, bytes = n * SZ, size = w->run->pvt_bytes, all = SZ == 4 ? same_offset(w, u, V32(u->a), bytes) : NONE; \
     const u32 *a = V32(u->a); \
-    if (all != NONE) { memcpy(w->pvt + (u64)all * WAVE, V(u->d), (u64)bytes * WAVE); GO(u + 1); } \
+    if (all != NONE) { private_stored(w, all, bytes, ~0ull); memcpy(w->pvt + (u64)all * WAVE, V(u->d), (u64)bytes * WAVE); GO(u + 1); } \
     for (u64 m = w->exec; m; m &= m - 1) { \
       u32 i = (u32)__builtin_ctzll(m); u64 o = (u64)a[i] + (u64)(s64)u->imm; const RT *d = V(u->d) + i; \
       if (UNLIKELY(o + bytes > size || o > size)) { report(w, F_PRIVATE_OUT_OF_BOUNDS, u->pc, i, o, bytes, 1); continue; } \
       if (UNLIKELY(o & (SZ - 1))) { report(w, F_MISALIGNED, u->pc, i, o, bytes, 1); continue; } \
+      private_stored(w, o, bytes, m & -m); \
       for (u32 c = 0; c < n; c++) { u64 q = o + c * SZ; *(MT *)(w->pvt + (q / 4 * WAVE + i) * 4 + (q & 3)) = (MT)d[c * WAVE]; } } \
     GO(u + 1); }
 LDP(1, u8, u16, V16)
@@ -1081,13 +1119,13 @@ static void *work(void *arg) {
   struct run *r = sh->run;
   u64 mode = get_mode();
   u32 fibers = r->local[0] * r->local[1] * r->local[2], nw = (fibers + WAVE - 1) / WAVE;
-  u64 pvt = ((u64)r->pvt_bytes + 3) / 4 * 4 * WAVE, bb = 2ull * r->nbb * 8, loc = ((u64)r->local_bytes + 255) / 256 * 256;
-  u64 need = (u64)nw * r->wave_bytes + nw * pvt + bb + 2 * loc + 4096 + 1024;
+  u64 pvt = ((u64)r->pvt_bytes + 3) / 4 * 4 * WAVE, pvt_def = r->strict_local ? 8ull * r->pvt_bytes : 0, bb = 2ull * r->nbb * 8, loc = ((u64)r->local_bytes + 255) / 256 * 256;
+  u64 need = (u64)nw * r->wave_bytes + nw * (pvt + pvt_def) + bb + 2 * loc + 4096 + 1024;
   u8 *mem = aligned_alloc(4096, (need + 4095) / 4096 * 4096);
   if (!mem) { __atomic_store_n(&sh->failed, 1, __ATOMIC_RELAXED); return NULL; }
   worker k = {.run = r};
   u8 *pv = mem + (u64)nw * r->wave_bytes;
-  k.bb = (u64 *)(pv + nw * pvt);
+  k.bb = (u64 *)(pv + nw * (pvt + pvt_def));
   k.local = (u8 *)k.bb + (bb + 255) / 256 * 256;
   k.consts = (u32 *)r->consts;
   if (r->own_consts) {
@@ -1109,6 +1147,7 @@ static void *work(void *arg) {
     W *w = (W *)(mem + (u64)v * r->wave_bytes);
     memset(w, 0, sizeof(W));
     w->base = r->uops, w->run = r, w->wk = &k, w->pvt = pv + v * pvt;
+    w->pvt_def = pvt_def ? (u64 *)(pv + nw * pvt + v * pvt_def) : NULL;
     memset(w->pvt, 0xa5, pvt);
     for (u32 i = 0; i < r->nuni; i++) {
       const struct uni *n = &r->unis[i];
@@ -1145,7 +1184,8 @@ static void *work(void *arg) {
         if (t[0] >= ext[0] || t[WAVE] >= ext[1] || t[2 * WAVE] >= ext[2]) w->live &= ~(1ull << i);
       }
       w->exec = w->live;
-      w->budget = r->budget, w->resume = r->uops, w->npark = 0, w->next = NONE, w->hit = NULL;
+      w->budget = r->budget, w->resume = r->uops, w->npark = 0, w->next = NONE, w->hit = NULL, w->deepest = r->branch_stack;
+      if (pvt_def) memset(w->pvt_def, 0, pvt_def);
       if ((w->state = !w->live)) alive--;
       memcpy(w->wg, wg, sizeof(wg));
       memset(w->p, 0, sizeof(w->p));

@@ -18,7 +18,7 @@ from test.mockgpu.qcom.ir3.translate import LANES, OP, ROUTINES, UOP, UNI, VECTO
 
 FAULTS = ("unmapped", "not_resident", "readonly", "out_of_bounds", "misaligned", "undefined_register", "undefined_const", "undefined_local",
           "fetch_past_end", "local_out_of_bounds", "private_out_of_bounds", "hang", "barrier_divergence", "stale", "unsettled", "call_stack",
-          "image_type")
+          "image_type", "undefined_private", "branch_stack")
 MAX_FAULTS = 64
 CFLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
           "-fno-strict-aliasing", "-fwrapv", "-fvisibility=hidden", "-pthread")
@@ -46,7 +46,7 @@ class _Run(ctypes.Structure):
                                                "def_base", "ndefs", "ndef_init")),
               *((n, ctypes.c_uint32 * 3) for n in ("groups", "local", "size", "goff")), ("ids", ctypes.c_int32 * 13),
               *((n, ctypes.c_uint32) for n in ("local_bytes", "pvt_bytes", "order", "threads", "max_faults", "nfaults", "strict_local", "hang",
-                                               "cf_mask", "own_consts"))]
+                                               "cf_mask", "own_consts", "branch_stack"))]
 
 @dataclass
 class Dispatch:
@@ -65,7 +65,7 @@ class Dispatch:
   linear_lid_reg: int = REG_NONE
   full_regs: int = 48
   half_regs: int = 48
-  branchstack: int = 0
+  branchstack: int = 32                                # pairs of places where fibers may wait for the others
   local_bytes: int = 0
   pvt_bytes: int = 0                                   # per fiber
   demote: bool = True
@@ -101,7 +101,8 @@ class Program:
 
   def _load(self) -> tuple[Facts, dict[tuple, Code]]:
     with contextlib.suppress(Exception): return pickle.loads(self._file.read_bytes())      # absent, or torn: decoded anew
-    regs = [r for ss in self._steps.values() for s in ss for r in (*s.reads, *s.writes)]
+    regs = {r for ss in self._steps.values() for s in ss for r in (*s.reads, *s.writes)}
+    if self.merged_regs: regs = {("r", n // 2) if f == "h" else (f, n) for f, n in regs}
     ins = self.instrs.values()
     return Facts(any(i.name[:3] in ("ldl", "stl") or i.row.form == "atomic.l" for i in ins), any(i.name[:3] in ("ldp", "stp") for i in ins),
                  max((n for f, n in regs if f == "r" and n < SHARED_FIRST), default=-1), max((n for f, n in regs if f == "h"), default=-1),
@@ -122,7 +123,7 @@ class Program:
     return {pc: decoded[pc] for pc in sorted(live)}
 
   @functools.cached_property
-  def _steps(self) -> dict[int, list[Step]]: return {pc: steps_of(i, self.merged_regs) for pc, i in self.instrs.items()}
+  def _steps(self) -> dict[int, list[Step]]: return {pc: steps_of(i) for pc, i in self.instrs.items()}
 
   def translated(self, ids: tuple[int, ...], strict: bool, cov_round: int, full_regs: int) -> Code:
     """`ids`: registers of local id, workgroup id, size and offset (3 each) and linear local id."""
@@ -263,7 +264,7 @@ class Engine:
              d.groups, d.local, size, d.offset, tuple(code.ids), d.local_bytes if prog.facts.uses_local else 0, d.pvt_bytes
              if prog.facts.uses_private else 0,
              order, self.threads if work > 4000 else 1, MAX_FAULTS, 0, int(d.strict), 0, d.cf_mask,
-             int(code.own_consts))
+             int(code.own_consts), 2 * d.branchstack if d.strict else 64)
     if Engine._lib.ir3_run(ctypes.byref(r)): raise MemoryError("the shader engine could not allocate its wave contexts")
     block, row, per = code.rows
     for counts in (self.waves, Engine.executed): np.add.at(counts, row, bb[block, 0].astype(np.int64) * per)

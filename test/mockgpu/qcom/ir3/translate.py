@@ -14,8 +14,8 @@ from test.mockgpu.qcom.ir3.isa import (FLOAT_TABLE, INDEX, REG_A0, REG_NONE, REG
 
 # Routines written in engine.c, in the order of its handler tables; lane functions follow.
 ROUTINES = ("BB", "JUMP", "BR", "GETONE", "GETLAST", "CALL", "RET", "END", "FETCH", "PREDT", "PREDF", "PREDE", "BAR", "PSET32", "PSET16", "PGET32",
-            "PGET16", "RELG32", "RELG16", "RELD32", "RELD16", "RELC", "CONST", "BCAST32", "MOVMSK", "SHFL32", "SHFL16", "BRCST32", "BRCST16",
-            "QUAD32", "QUAD16", "DEFINE", "DEFCOPY", "CHECK", *(f"{op}{n}" for op in ("LDG", "STG", "LDL", "STL", "LDP", "STP") for n in (1, 2, 4)),
+            "PGET16", "RELG32", "RELG16", "RELGM", "RELD32", "RELD16", "RELDM", "RELC", "CONST", "BCAST32", "MOVMSK", "SHFL32", "SHFL16", "BRCST32",
+            "BRCST16", "QUAD32", "QUAD16", "DEFINE", "DEFCOPY", "CHECK", *(f"{op}{n}" for op in ("LDG", "STG", "LDL", "STL", "LDP", "STP") for n in (1, 2, 4)),
             "ADDRA", "STC", "LDGK", "LDC", "ATOMG", "ATOML", "TEX", "SIZE", "UAV")
 LANES = lanes()
 OP = {name: i for i, name in enumerate((*ROUTINES, *LANES))}
@@ -25,7 +25,7 @@ UNI = np.dtype([("off", "<i4"), ("kind", "<u4"), ("val", "<u4")])
 IMM32, IMM16, CONST32, CONST16, CONST16F = range(5)
 VECTORS = 8192              # bytes of the wave context before the first vector
 
-Reg = tuple[str, int]       # ("r"|"h", register id)
+Reg = tuple[str, int]       # ("r"|"h", register id); as a unit of definedness with merged registers, halves are ("m", id)
 
 @dataclass(slots=True)
 class Step:
@@ -52,11 +52,10 @@ class Code:
   checks: int                               # run-time definedness checks that remain
   own_consts: bool                          # the program writes constants
 
-def steps_of(i: Instr, merged: bool) -> list[Step]:
+def steps_of(i: Instr) -> list[Step]:
   """Register traffic of an instruction, in execution order."""
   def regs(num: int, half: bool, n: int = 1) -> list[Reg]:
-    ids = [k for k in range(num, num + n) if k < REG_A0]
-    return [("r", k // 2) for k in ids] if half and merged else [("h" if half else "r", k) for k in ids]
+    return [("h" if half else "r", k) for k in range(num, num + n) if k < REG_A0]
   def of(o: Operand, k: int) -> list[Reg]: return regs(o.num + (k if o.r else 0), o.half) if o.kind == "gpr" else []
   form, out = i.row.form, []
   if form in ("cat2", "cat3", "cat3b", "cat4", "mov"):
@@ -167,7 +166,7 @@ class Translator:
   def _allocate(self) -> None:
     holes = {(("h" if i.dst.half else "r"), i.dst.num + k) for i in self.instrs.values() if i.row.form in ("tex", "getsize") and i.dst is not None
              and not (i.dst.half and self.merged) for k in range(i.count.bit_length())}
-    used = sorted({r for ss in self.steps.values() for s in ss for r in (*s.reads, *s.writes)} | self.fill | holes)
+    used = sorted({self._holder(r) for ss in self.steps.values() for s in ss for r in (*s.reads, *s.writes)} | self.fill | holes)
     for file in ("r", "h"):
       ids = [n for f, n in used if f == file]
       if file in self.relative:
@@ -178,6 +177,13 @@ class Translator:
         ids = [n for n in ids if n >= hi]
       for n in ids: self.slots[file, n] = self._vector(file)
     self.a0, self.a1 = self._vector("h"), self._vector("h")
+
+  def _holder(self, r: Reg) -> Reg: return ("r", r[1] // 2) if self.merged and r[0] == "h" else r
+
+  def _units(self, r: Reg) -> list[Reg]:
+    """What of a register can be defined by itself."""
+    if not self.merged: return [r]
+    return [("m", r[1])] if r[0] == "h" else [("m", 2 * r[1]), ("m", 2 * r[1] + 1)]
 
   def _temp(self, file: str) -> int:
     if self.used[file] == len(self.temps[file]): self.temps[file].append(self._vector(file))
@@ -233,17 +239,19 @@ class Translator:
   def _prove(self) -> None:
     """Forward analysis: which registers are written on every path to a read. Leaves reads to be checked and writes to be noted at run time."""
     regs = sorted(self.slots)
-    bit = {r: 1 << n for n, r in enumerate(regs)}
-    everything = (1 << len(regs)) - 1
-    start = sum(bit[r] for r in self.fill)
+    bit = {u: 1 << n for n, u in enumerate(sorted({u for r in regs for u in self._units(r)}))}
+    bits = {r: sum(bit[u] for u in self._units(r)) for r in {*regs, *(r for ss in self.steps.values() for s in ss for r in (*s.reads, *s.writes))}}
+    everything = (1 << len(bit)) - 1
+    start = sum(bits[r] for r in self.fill)
     state = {b: everything for b in self.leaders}
     state[0] = start
+    def copied(st: Step) -> list[tuple[Reg, Reg]]: return list(zip(self._units(st.writes[0]), self._units(st.reads[0])))
     def run(b: int, s: int) -> int:
       for pc in range(b, self.end_of[b] + 1):
         for st in self.steps[pc]:
-          if st.copy: s = s | bit[st.writes[0]] if s & bit[st.reads[0]] else s & ~bit[st.writes[0]]
+          if st.copy: s = s & ~bits[st.writes[0]] | sum(bit[d] for d, src in copied(st) if s & bit[src])
           else:
-            for r in st.writes: s |= bit[r]
+            for r in st.writes: s |= bits[r]
       return s
     work = list(self.leaders)
     while work:
@@ -253,25 +261,25 @@ class Translator:
         if (new := state[t] & out) != state[t]:
           state[t] = new
           work.append(t)
-    self.check: dict[tuple[int, int], list[Reg]] = {}
+    self.check: dict[tuple[int, int], list[tuple[Reg, Reg]]] = {}      # registers and what of them is not known to be written
     self.poison = {r for r in regs if r[0] in self.relative}
     copies: list[tuple[Reg, Reg]] = []
     tracked: set[Reg] = set()
     calls = any(i.name in ("call", "ret") for i in self.instrs.values())
-    dynamic = self.strict and not self.relative and not calls and not self.merged   # merged: a half write would count as all of a register
+    dynamic = self.strict and not self.relative and not calls
     for b in self.leaders:
       s = state[b]
       for pc in range(b, self.end_of[b] + 1):
         for k, st in enumerate(self.steps[pc]):
-          unknown = [r for r in st.reads if not s & bit[r]]
-          self.poison.update(unknown)
+          unknown = [(r, u) for r in st.reads for u in self._units(r) if not s & bit[u]]
+          self.poison.update(self._holder(r) for r, _ in unknown)
           if st.copy:
-            if unknown: copies.append((st.writes[0], st.reads[0]))
-            s = s & ~bit[st.writes[0]] if unknown else s | bit[st.writes[0]]
+            copies += [(d, src) for d, src in copied(st) if not s & bit[src]]
+            s = s & ~bits[st.writes[0]] | sum(bit[d] for d, src in copied(st) if s & bit[src])
           else:
             if unknown and dynamic: self.check[pc, k] = unknown
-            tracked.update(unknown)
-            for r in st.writes: s |= bit[r]
+            tracked.update(u for _, u in unknown)
+            for r in st.writes: s |= bits[r]
     if calls: self.poison.update(regs)
     grew = True
     while grew:
@@ -290,6 +298,11 @@ class Translator:
 
   def emit(self, op: str, pc: int, *, d: int = 0, a: int = 0, b: int = 0, c: int = 0, imm: int = 0, aux: int = 0) -> None:
     self.out.append((OP[op], aux, d, a, b, c, imm, pc, len(self.out)))
+
+  def _relative(self, file: str) -> dict[str, int]:
+    """Vector of register 0, number of registers."""
+    whole = self.merged and file == "h"
+    return {"a": self.slots["r" if whole else file, 0], "c": self.limit["r"] * 2 if whole else self.limit[file]}
 
   def uniform(self, kind: int, val: int, pc: int) -> int:
     if kind >= CONST16: self.half_consts = True
@@ -320,8 +333,8 @@ class Translator:
       if o.half: off = self.uniform(IMM16, int(np.float16(FLOAT_TABLE[o.num]).view(np.uint16)), pc)
       else: off = self.uniform(IMM32, struct.unpack("<I", struct.pack("<f", FLOAT_TABLE[o.num]))[0], pc)
     elif o.kind == "rgpr":
-      if o.half and self.merged: raise UnknownInstruction(pc, self.instrs[pc].word, "relative half register with merged registers")
-      self.emit(f"RELG{16 if o.half else 32}", pc, d=(off := self._temp(file)), a=self.slots[file, 0], b=self.a0, c=self.limit[file], imm=num)
+      op = f"RELG{32 if not o.half else 'M' if self.merged else 16}"
+      self.emit(op, pc, d=(off := self._temp(file)), b=self.a0, imm=num, **self._relative(file))
     else:
       if o.half: self.half_consts = True
       self.emit("RELC", pc, d=(off := self._temp(file)), b=self.a0, imm=num, aux=0 if not o.half else 2 if cls == "f" else 1)
@@ -359,8 +372,8 @@ class Translator:
       if plain or special: return
     if special: return
     if o.kind == "rgpr":
-      if want == "h" and self.merged: raise UnknownInstruction(pc, self.instrs[pc].word, "relative half register with merged registers")
-      self.emit(f"RELD{16 if want == 'h' else 32}", pc, d=self.slots[want, 0], a=target, b=self.a0, c=self.limit[want], imm=num)
+      base = self._relative(want)
+      self.emit(f"RELD{32 if want == 'r' else 'M' if self.merged else 16}", pc, d=base["a"], a=target, b=self.a0, c=base["c"], imm=num)
     elif num >= REG_A0: raise UnknownInstruction(pc, self.instrs[pc].word, f"destination {reg_name(num, o.half)}")
     else:  # merged half
       full = self.slots["r", num // 2]
@@ -419,15 +432,15 @@ class Translator:
       self._notes(pc, 0)
 
   def _checks(self, pc: int, k: int) -> None:
-    for r in self.check.get((pc, k), ()): self.emit("CHECK", pc, a=self._mask(r), imm=r[1], aux=int(r[0] == "h"))
+    for r, unit in self.check.get((pc, k), ()): self.emit("CHECK", pc, a=self._mask(unit), imm=r[1], aux=int(r[0] == "h"))
 
   def _notes(self, pc: int, k: int) -> None:
     st = self.steps[pc][k]
-    if st.copy and st.writes[0] in self.tracked and st.reads[0] in self.tracked:
-      self.emit("DEFCOPY", pc, d=self._mask(st.writes[0]), a=self._mask(st.reads[0]))
-      return
-    for r in st.writes:
-      if r in self.tracked: self.emit("DEFINE", pc, d=self._mask(r))
+    sources = self._units(st.reads[0]) if st.copy else []
+    for n, unit in enumerate(u for r in st.writes for u in self._units(r)):
+      if unit not in self.tracked: continue
+      if st.copy and sources[n] in self.tracked: self.emit("DEFCOPY", pc, d=self._mask(unit), a=self._mask(sources[n]))
+      else: self.emit("DEFINE", pc, d=self._mask(unit))
 
   def _alu(self, i: Instr) -> None:
     clamp = i.sat and i.row.sat == "clamp"
@@ -573,7 +586,7 @@ class Translator:
     return Code(self.code, unis, [self.slots[r] for r in sorted(self.poison) if r[0] == "r"],
                 [self.slots[r] for r in sorted(self.poison) if r[0] == "h"],
                 -(-self.top // 4096) * 4096, self.ids, (self.def_base, len(self.tracked)),
-                [self._mask(r) for r in self.fill if r in self.tracked], len(self.leaders), (rows[:, 0], rows[:, 1], rows[:, 2]),
+                [self._mask(u) for r in self.fill for u in self._units(r) if u in self.tracked], len(self.leaders), (rows[:, 0], rows[:, 1], rows[:, 2]),
                 [(c, pc, b) for c, (pc, b) in self.consts.items()], self.half_consts, len(self.check),
                 self.own_consts)
 
