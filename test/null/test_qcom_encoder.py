@@ -91,8 +91,9 @@ PS_INSTR_SIZE, CS_INSTR_SIZE = 0xab05, 0xa9bc
 
 ARENA, CODE, SCRATCH, BUFS = 0x1_2345_6000, 0x1_0bcd_e000, 0x1_4000_0000, [0x1_5000_0000 + 0x1000 * i for i in range(8)]
 
-FACTS = dict(pvtmem=0, shmem=0, consts_bytes=256, fregs=5, hregs=2, brnchstck=0, mergedregs=False, prg_offset=0, instrlen=3, wgid=192, wgsz=0xfc, wgoff=0xfc, lid=0,
-             samp_cnt=0, tex_cnt=0, ibo_cnt=0, nsamplers=0, tex_to_image=[], buf_off=0, consts=[], tex_off=256, ibo_off=256, samp_off=256)
+FACTS = dict(pvtmem=0, shmem=0, consts_bytes=256, fregs=5, hregs=2, brnchstck=0, mergedregs=False, prg_offset=0, instrlen=3, wgid=192, wgsz=0xfc,
+             wgoff=0xfc, lid=0, samp_cnt=0, tex_cnt=0, ibo_cnt=0, nsamplers=0, tex_to_image=[], buf_off=0, consts=[], tex_off=256, ibo_off=256,
+             samp_off=256)
 
 class Made(QCOMProgram):
   """A program whose facts the test makes up, in place of what is parsed from a compiled one."""

@@ -74,8 +74,8 @@ class Kernel:
     uavs = [image_descriptor(a, s, n, False) for a, s, n in images[:self.nuav]]
     tex = [image_descriptor(*images[self.nuav + self.tex_to_image[k]], True) for k in range(self.ntex)]
     return Dispatch(groups=groups, local=local, consts=np.frombuffer(bytes(raw), np.uint32), const_valid=valid, space=space, wgid_reg=self.wgid,
-                    lid_reg=self.lid, full_regs=self.full_regs, half_regs=self.half_regs, merged_regs=bool(self.v.mergedregs), branchstack=self.branchstack, local_bytes=self.local_bytes,
-                    pvt_bytes=-(-self.pvt // 512) * 512, textures=tex, uavs=uavs, **kw)
+                    lid_reg=self.lid, full_regs=self.full_regs, half_regs=self.half_regs, merged_regs=bool(self.v.mergedregs),
+                    branchstack=self.branchstack, local_bytes=self.local_bytes, pvt_bytes=-(-self.pvt // 512) * 512, textures=tex, uavs=uavs, **kw)
 
 log: list[tuple[Kernel, Dispatch, str]] = []          # what ran, when `record` is set
 options: dict[str, Any] = {"record": False, "order": "forward"}

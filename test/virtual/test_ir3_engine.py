@@ -229,7 +229,8 @@ def test_merged_registers_are_defined_half_by_half():
   assert (go(both + "add.u r8.x, r2.x, 1")["r8.x"] == 9 << 16 | 8).all()
   assert (go(low + "mov.u32u32 r3.x, r2.x\nadd.u hr16.x, hr6.x, 1\nmov.u16u16 hr16.y, 0")["r8.x"] == 8).all(), "a copy of a register half defined"
   some = "cmps.u.lt p0.x, r0.x, 5\npredt\nmov.u16u16 hr4.y, 9\nprede\n"
-  for body, pc, address, size, lane in ((low + "add.u r8.x, r2.x, 1", 3, 8, 4, 0), (low + "mov.u32u32 r3.x, r2.x\nadd.u hr16.x, hr6.y, 1", 4, 25, 2, 0),
+  for body, pc, address, size, lane in ((low + "add.u r8.x, r2.x, 1", 3, 8, 4, 0),
+                                        (low + "mov.u32u32 r3.x, r2.x\nadd.u hr16.x, hr6.y, 1", 4, 25, 2, 0),
                                         (low + some + "add.u r8.x, r2.x, 1", 7, 8, 4, 5)):
     with pytest.raises(ShaderFault) as e: go(body)
     assert (e.value.kind, e.value.pc, e.value.address, e.value.size, e.value.lane) == ("undefined_register", pc, address, size, lane), body

@@ -463,7 +463,8 @@ def test_relative_halves_of_merged_registers():
   """a0.x counts halves: hr16 is the low half of r8.x, hr16.y its high half."""
   k, v = (np.arange(64) % 8).astype(np.uint16), (np.arange(64) * 100).astype(np.uint16)
   fill = "".join(f"mov.u16u16 hr{16 + n // 4}.{'xyzw'[n % 4]}, {n + 1}\n" for n in range(8))
-  out = run(fill + "mova a0.x, hr1.x\nmov.u16u16 hr20.x, hr<a0.x + 64>\nmov.u16u16 hr<a0.x + 64>, hr2.x\nmov.u16u16 hr20.y, hr17.y\nmov.u16u16 hr20.z, hr17.z",
+  out = run(fill + "mova a0.x, hr1.x\nmov.u16u16 hr20.x, hr<a0.x + 64>\nmov.u16u16 hr<a0.x + 64>, hr2.x\nmov.u16u16 hr20.y, hr17.y\n"
+            "mov.u16u16 hr20.z, hr17.z",
             {"hr1.x": k, "hr2.x": v}, {r: np.uint16 for r in ("hr20.x", "hr20.y", "hr20.z")}, merged=True)
   assert (out["hr20.x"] == k + 1).all()
   assert (out["hr20.y"] == np.where(k == 5, v, 6)).all() and (out["hr20.z"] == np.where(k == 6, v, 7)).all()

@@ -201,7 +201,7 @@ end"""
 def by_hand(rig: Rig, code: bytes, constlen: int = 4, wgid: int = 252) -> Kernel:
   """Machine code that needs 10 full registers and no half ones, loaded as a kernel of `rig`. Constants in vec4."""
   variant = types.SimpleNamespace(info=types.SimpleNamespace(max_reg=9, max_half_reg=-1), branchstack=0, shared_size=0, pvtmem_size=0,
-                                  constlen=constlen, cs=types.SimpleNamespace(work_group_id=wgid, local_invocation_id=0))
+                                  mergedregs=False, constlen=constlen, cs=types.SimpleNamespace(work_group_id=wgid, local_invocation_id=0))
   return rig.load(Kernel("by hand", code + bytes(-len(code) % 128), variant, None, b""))
 
 @pytest.mark.parametrize("opencl", [False, True])

@@ -43,7 +43,7 @@ def test_the_page_has_the_table_and_every_setting() -> None:
 # *** the runtime
 
 def workload(rng: np.random.Generator, image: bool) -> int:
-  """Local and private memory, a long program, images, batches of dependent kernels, inputs that the CPU rewrites. Returns how often it rewrote."""
+  """Local and private memory, a long program, a divergent one, images, dependent kernels, inputs that the CPU rewrites. Returns how often."""
   def f32(*shape: int) -> np.ndarray: return rng.integers(-9, 9, shape).astype(np.float32)
   if image:
     x, k = f32(1, 16, 20, 20), f32(16, 16, 1, 1)
@@ -58,6 +58,8 @@ def workload(rng: np.random.Generator, image: bool) -> int:
   t, want = Tensor(y).realize(), y
   for n in range(60): t, want = t + (t * 3 + n).sin() * 0.02, want + np.sin(want * 3 + n) * 0.02
   np.testing.assert_allclose(t.numpy(), want, 1e-3, 1e-3)
+  p = f32(5, 5)                                         # fibers of the padding take a branch that the others do not
+  np.testing.assert_array_equal(Tensor(p).realize().pad(((1, 2), (0, 3))).contiguous().numpy(), np.pad(p, ((1, 2), (0, 3))))
   f = TinyJit(lambda x: (((x + 1).contiguous() * 3).contiguous() - 5).contiguous().max(axis=1).contiguous().realize())
   x = Tensor(f32(40, 32)).realize()
   for _ in range(6):

@@ -41,7 +41,7 @@ REMEDY = {
   "undefined_const": "The constant was not loaded, or lies beyond CONSTLEN.",
   "undefined_local": "Local memory has no defined contents before the workgroup writes it.",
   "undefined_private": "Private memory of a fiber has no defined contents before the fiber writes it.",
-  "branch_stack": "The stack of diverged fibers overflows: hardware would lose fibers. BRANCHSTACK counts pairs, the compiler says how many there are.",
+  "branch_stack": "The stack of diverged fibers overflows: hardware would lose fibers. BRANCHSTACK is half of what the compiler counts.",
   "local_out_of_bounds": "SP_CS_CNTL_1.SHARED_SIZE declares less local memory than the access needs.",
   "private_out_of_bounds": "SP_CS_PVT_MEM_PARAM.MEMSIZEPERITEM declares less private memory than the access needs.",
   "out_of_bounds": "The access leaves the buffer or image it addresses.",

@@ -15,7 +15,8 @@ from test.mockgpu.qcom.ir3.isa import (FLOAT_TABLE, INDEX, REG_A0, REG_NONE, REG
 # Routines written in engine.c, in the order of its handler tables; lane functions follow.
 ROUTINES = ("BB", "JUMP", "BR", "GETONE", "GETLAST", "CALL", "RET", "END", "FETCH", "PREDT", "PREDF", "PREDE", "BAR", "PSET32", "PSET16", "PGET32",
             "PGET16", "RELG32", "RELG16", "RELGM", "RELD32", "RELD16", "RELDM", "RELC", "CONST", "BCAST32", "MOVMSK", "SHFL32", "SHFL16", "BRCST32",
-            "BRCST16", "QUAD32", "QUAD16", "DEFINE", "DEFCOPY", "CHECK", *(f"{op}{n}" for op in ("LDG", "STG", "LDL", "STL", "LDP", "STP") for n in (1, 2, 4)),
+            "BRCST16", "QUAD32", "QUAD16", "DEFINE", "DEFCOPY", "CHECK",
+            *(f"{op}{n}" for op in ("LDG", "STG", "LDL", "STL", "LDP", "STP") for n in (1, 2, 4)),
             "ADDRA", "STC", "LDGK", "LDC", "ATOMG", "ATOML", "TEX", "SIZE", "UAV")
 LANES = lanes()
 OP = {name: i for i, name in enumerate((*ROUTINES, *LANES))}
@@ -586,7 +587,8 @@ class Translator:
     return Code(self.code, unis, [self.slots[r] for r in sorted(self.poison) if r[0] == "r"],
                 [self.slots[r] for r in sorted(self.poison) if r[0] == "h"],
                 -(-self.top // 4096) * 4096, self.ids, (self.def_base, len(self.tracked)),
-                [self._mask(u) for r in self.fill for u in self._units(r) if u in self.tracked], len(self.leaders), (rows[:, 0], rows[:, 1], rows[:, 2]),
+                [self._mask(u) for r in self.fill for u in self._units(r) if u in self.tracked], len(self.leaders),
+                (rows[:, 0], rows[:, 1], rows[:, 2]),
                 [(c, pc, b) for c, (pc, b) in self.consts.items()], self.half_consts, len(self.check),
                 self.own_consts)
 
