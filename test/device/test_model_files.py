@@ -1,4 +1,4 @@
-"""examples/compile_model.py and run_model.py: an ONNX model into a file, the file in another process and behind the other kernel, and what they refuse.
+"""examples/compile_model.py and run_model.py: an ONNX model into a file, that file in another process and on the other kernel, and what they refuse.
 
 The scripts themselves hold outputs against onnxruntime and each other. Without DEV: compiled on the virtual Adreno through MSM.
 """
