@@ -317,6 +317,9 @@ def test_the_timeline_of_a_whole_process(kind, switch, tmp_path):
   assert r.returncode == 0, r.stderr
   found = json.loads(r.stdout)
   assert (found["rewrites"] > 0) == (switch == "VIZ=-1")
+  top = subprocess.run([sys.executable, "-m", "tinygrad.viz.cli", "-s", "QCOM", "-t"], env={**env, "NO_COLOR": "1"}, capture_output=True, text=True)
+  counts = [re.search(r"s +(\d+) +[\d.]+%", l) for l in top.stdout.splitlines()]
+  assert top.returncode == 0 and [c and c[1] for c in counts] == ["8", "8"], top.stdout + top.stderr
   bars, calls = found["QCOM"], found["HOST"]
   assert [name for name, _, _ in calls] == [*(f"replay {i}" for i in range(5)), *(f"launch {i}" for i in range(3))]
   assert len(bars) == 2 * len(calls) and len({name for name, _, _ in bars}) == 2, bars
