@@ -1,6 +1,6 @@
 """Work of minutes shows how far it is on a terminal, and nothing where stderr is a file; `dev bench` and `dev records` as a whole."""
 from __future__ import annotations
-import json, os, pathlib, pty, subprocess, sys
+import json, os, pathlib, pty, re, subprocess, sys
 import pytest
 from test.stack.site import ROOT
 
@@ -46,6 +46,11 @@ def test_a_benchmark_in_its_shortest_form():
   for line, row in zip(lines, table, strict=True):
     assert line["ours"] > 0 and line["value"] == pytest.approx(line["ours"] / line["unmodified"], abs=2e-3)
     assert line["ok"] == (line["value"] <= 0.8) and ("ok" if line["ok"] else "MISSED") in row and f"{line['value']:g} x" in row
+
+def test_the_self_test_says_what_it_is_at():
+  status, out, shown = on_terminal([str(ROOT / "dev"), "doctor"], ROOT, environment())
+  assert status in (0, 1) and "self-test replay: " in out and "self-test image: " in out and "..." not in out, out # 1: this machine has a problem
+  assert re.search(r"self-test on .*: add, matmul, replay\r\033\[K.*self-test on .*: image\r\033\[K", shown, re.S), shown
 
 def test_unknown_benchmarks_are_refused():
   done = subprocess.run([str(ROOT / "dev"), "bench", "nosuch"], cwd=ROOT, env=environment(), capture_output=True, text=True)

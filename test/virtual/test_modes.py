@@ -259,6 +259,22 @@ def test_debug_2_and_a_profile_tell_the_same_times(kind):
     tm = re.search(r"tm +([\d.]+)(us|ms|s)/", l)
     assert tm and abs(float(tm[1]) - (en - st) / unit[tm[2]]) <= 0.006, (l, en - st) # two decimals are printed
 
+def test_debug_2_ends_with_counters(kind):
+  """Submits, and means over them of buffers and of bytes of commands, as the kernel's side has them."""
+  jobs = []
+  with virtual(kind) as (machine, dev):
+    submit = machine.gpu.submit
+    machine.gpu.submit = lambda job: (jobs.append(job), submit(job))
+    w, f = Tensor(W).realize(), TinyJit(lambda x, w: net(x, w).realize())
+    for i in range(5): f(Tensor(X[i]).realize(), w)
+    (w + 1).realize()
+    with Context(DEBUG=2), contextlib.redirect_stdout(out:=io.StringIO()): dev.finalize()
+  said = re.search(r"QCOM: (\d+) submits, ([\d.]+) buffers and (\d+) bytes of commands in each, (\d+) batches linked", out.getvalue())
+  assert said and int(said[1]) == len(jobs) == 6, out.getvalue()
+  assert abs(int(said[3]) - sum(4 * dwords for job in jobs for _, dwords in job.ibs) / 6) <= 0.5
+  assert int(said[4]) == 3 # an eager one, a captured one, w + 1
+  if kind == "MSM": assert abs(float(said[2]) - sum(len(job.resident) for job in jobs) / 6) <= 0.05
+
 def test_times_of_a_capture_from_a_file(kind):
   """It has timestamps if it was captured with them. Where they are asked for and missing, a warning says so, once."""
   with virtual(kind) as (_, dev):
