@@ -71,7 +71,7 @@ def rounds(names: set[str], children: dict[str, Child], turns: int) -> Iterator[
   for _ in trange(turns, desc="turns of the host benchmarks", disable=None):
     for what in (a for name, group in asks.items() if name in names for a in group):
       for d, child in children.items(): yield what, d, child.ask(what.split()[0], *map(int, what.split()[1:]), REPLAYS)
-  once = {"replay": [f"ioctls {n}" for n in COUNTS] + ["objects 30"], "capture": ["capture 300 3"], "memory": ["memory 300 4"]}
+  once = {"replay": [f"ioctls {n}" for n in COUNTS] + ["submitter 5 100", "submitter 500 100", "objects 30"], "capture": ["capture 300 3"], "memory": ["memory 300 4"]}
   for what in (a for name, group in once.items() if name in names for a in group):
     for d, child in children.items():
       got = child.ask(what.split()[0], *map(int, what.split()[1:]))
@@ -107,6 +107,8 @@ def host(names: set[str], quick: bool) -> Iterator[Line]:
                                      ("weights 500", "weights 5", 1.1, "500 weights against 5")):
         ratio = statistics.median(samples[more, d]) / statistics.median(samples[less, d])
         yield Line("replay", f"{d}, replay, {name}", round(ratio, 3), "x", ("<=", limit))
+      for n in (5, 500):
+        yield Line("replay", f"{d}, C submitter alone, {n} weights", round(statistics.median(samples[f"submitter {n} 100", d]) / 1e3, 2), "us")
       for n in COUNTS:
         yield Line("replay", f"{d}, ioctls of a replay and wait, {n} kernel{'s' * (n > 1)}", max(samples[f"ioctls {n}", d]), "", ("<=", 2.0),
                    {"ours": max(samples[f"ioctls {n}", d]), "unmodified": max(samples[f"ioctls {n}", "unmodified"]), "in": "ioctls"})

@@ -38,6 +38,10 @@ def hold_jobs(gpu: Any) -> None:
     poke(job)
   gpu.submit, gpu.poke = held.append, release
 
+@functools.cache
+def native() -> ctypes.PyDLL:
+  return ctypes.PyDLL(str(compile_c(pathlib.Path(__file__).with_suffix(".c"), ["-O2", "-shared", "-fPIC"])))
+
 def synchronize() -> None: Device[Device.DEFAULT].synchronize()
 
 def clocked(fn: Callable[[int], Any], count: int, after: Callable[[], None] = lambda: None) -> list[int]:
@@ -93,7 +97,37 @@ def sync(kernels: int, count: int) -> list[int]:
     f(n)
     synchronize()
   return clocked(both, count)
-def weights(number: int, count: int) -> list[int]: return clocked(weighted(number), count, synchronize)
+def weights(number: int, count: int) -> list[int]:
+  """What a real kernel does in C for each buffer of a list the virtual one does in Python, for milliseconds and all over the caches: another replay
+  between any two leaves them alike."""
+  other = replayed(1)
+  def between() -> None:
+    synchronize()
+    for n in range(2):
+      other(n)
+      synchronize()
+  return clocked(weighted(number), count, between)
+
+def submitter(number: int, count: int) -> list[int]:
+  """ns in the C submitter, without Python and without a kernel, for a replay with `number` weights. Empty for a driver that has none."""
+  dev: Any = Device[Device.DEFAULT]
+  if not hasattr(dev, "run_batch"): return []
+  synchronize()
+  ran, run = [], dev._run
+  dev._run = lambda *args, **kw: ran.append(args) or run(*args, **kw)
+  weighted(number)(0)
+  del dev._run
+  synchronize()
+  fxn, args, batch = ran[0][:3]
+  before, words, out = bytes(dev.queue), bytes(batch), []
+  dev.queue.ioctl = ctypes.cast(native().no_kernel, ctypes.c_void_p).value
+  for _ in range(count):
+    start = time.perf_counter_ns()
+    fxn(*args)
+    out.append(time.perf_counter_ns() - start)
+  ctypes.memmove(ctypes.addressof(dev.queue), before, len(before))
+  batch.cast("B")[:] = words
+  return out
 
 def eager(count: int) -> list[int]:
   x = inputs()[0]
@@ -131,7 +165,7 @@ def ioctls(kernels: int) -> list[int]:
 
 def objects(kernels: int) -> float:
   """Memory blocks that Python's object allocator hands out in a replay, on average of 20."""
-  f, lib = replayed(kernels), ctypes.PyDLL(str(compile_c(pathlib.Path(__file__).with_name("allocations.c"), ["-O2", "-shared", "-fPIC"])))
+  f, lib = replayed(kernels), native()
   lib.allocations.restype = ctypes.c_uint64
   api = [ctypes.cast(getattr(ctypes.pythonapi, f"PyMem_{x}Allocator"), ctypes.c_void_p) for x in ("Get", "Set")]
   for _ in range(2):
@@ -168,7 +202,7 @@ def main() -> None:
   (Tensor([1.0, 2.0]) + 1).realize()
   synchronize()
   print(json.dumps({"first": time.perf_counter() - start}), flush=True)
-  measurements = {f.__name__: f for f in (queue, sync, weights, eager, capture, ioctls, objects, memory)}
+  measurements = {f.__name__: f for f in (queue, sync, weights, submitter, eager, capture, ioctls, objects, memory)}
   for line in sys.stdin:
     name, *args = json.loads(line)
     print(json.dumps(measurements[name](*args)), flush=True)

@@ -1,7 +1,11 @@
-/* Counts the blocks that Python's allocator of objects hands out. The caller passes PyMem_GetAllocator and PyMem_SetAllocator. */
+/* What host.py can't do in Python. */
 #include <stddef.h>
 #include <stdint.h>
 
+/* A kernel that takes every ioctl and does nothing. */
+int no_kernel(int fd, unsigned long request, void *arg) { return 0; }
+
+/* Counts the blocks that Python's allocator of objects hands out. The caller passes PyMem_GetAllocator and PyMem_SetAllocator. */
 typedef struct {
   void *ctx;
   void *(*malloc)(void *, size_t);
