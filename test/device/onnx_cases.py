@@ -75,7 +75,7 @@ def run(case: Any, replay: bool = False) -> None:
     names = [i.name for i in model.graph.input]
     for inputs, outputs in sets:
       for out in calls(runner, dict(zip(names, plain(inputs))), replay):
-        compare([out[o.name] for o in model.graph.output], outputs, case)
+        compare([out[o.name] for o in model.graph.output], plain(outputs), case)
 
 def attempt(case: Any, seconds: int, replay: bool = False) -> str:
   """"ok", or the failure in one line."""
