@@ -142,7 +142,14 @@ class Log:
 
 def address(t: Tensor) -> int: return int(t.uop.base.realized._buf.va_addr) # type: ignore[union-attr]
 
+def separate_files(self: Any, arch: str) -> None:
+  """Has ours compile for separate register files, as the unmodified driver does: the same machine code is wanted."""
+  made(self, arch)
+  self.cc.mergedregs, self.cachekey = False, None
+made = compiler_mesa.IR3Compiler.__init__
+
 def main(wanted: list[str]) -> None:
+  compiler_mesa.IR3Compiler.__init__ = separate_files # type: ignore[method-assign]
   compiler_mesa.IR3Compiler.unpack_lib = staticmethod(unpacked) # type: ignore[method-assign]
   all_cases, gpu, out = cases(), None, {}
   Tensor.zeros(1).contiguous().realize()                # opens the device, and with it the machine

@@ -86,7 +86,13 @@ def from_ir3(lib: bytes, signature: tuple, name: str) -> Container:
 def containers(log: list[Container] | None = None) -> Iterator[None]:
   """Inside, the QCOM driver, ours or the unmodified one, gets every kernel of tinygrad's IR3 renderer as a container and runs it as OpenCL code.
   A Container in the place of a program is taken as it is."""
+  from tinygrad.codegen import to_program_cache
   from tinygrad.runtime import ops_qcom
+  from tinygrad.runtime.support.compiler_mesa import IR3Compiler
+  def separate_files(compiler: Any, src: str) -> bytes: # of full and half registers, as OpenCL code has them; not for the compiler's cache
+    merged, compiler.cc.mergedregs = compiler.cc.mergedregs, False
+    try: return bytes(compiler.compile(src))
+    finally: compiler.cc.mergedregs = merged
   class OpenCL(ops_qcom.QCOMProgram): # type: ignore[misc, valid-type]
     def __init__(self, dev: Any, obj: Any):
       c = obj.lib if isinstance(obj.lib, Container) else from_ir3(obj.lib, obj.signature, obj.name)
@@ -96,4 +102,7 @@ def containers(log: list[Container] | None = None) -> Iterator[None]:
         super().__init__(dev, dataclasses.replace(obj, lib=c.build()))
   with pytest.MonkeyPatch.context() as m:
     m.setattr(ops_qcom, "QCOMProgram", OpenCL)
+    m.setattr(IR3Compiler, "compile_cached", separate_files)
+    to_program_cache.clear()
     yield
+    to_program_cache.clear()

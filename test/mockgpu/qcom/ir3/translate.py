@@ -412,11 +412,11 @@ class Translator:
     elif form == "branch":
       (c1, inv1), (c2, inv2) = (i.cond[0], i.cond[-1]) if i.cond else ((0, False), (0, False))
       kind = {"br": 0, "brao": 1, "braa": 2, "brac": 3, "bany": 4, "ball": 5}[name]
-      self.emit("BR", pc, d=i.target, c=i.slot, aux=c1 | inv1 << 2 | c2 << 3 | inv2 << 5 | kind << 8)
-    elif name == "jump": self.emit("JUMP", pc, d=i.target)
-    elif name == "call": self.emit("CALL", pc, d=i.target)
+      self.emit("BR", pc, d=self._to(i), c=i.slot, aux=c1 | inv1 << 2 | c2 << 3 | inv2 << 5 | kind << 8)
+    elif name == "jump": self.emit("JUMP", pc, d=self._to(i))
+    elif name == "call": self.emit("CALL", pc, d=self._to(i))
     elif name == "ret": self.emit("RET", pc)
-    elif name in ("getone", "getlast"): self.emit(name.upper(), pc, d=i.target)
+    elif name in ("getone", "getlast"): self.emit(name.upper(), pc, d=self._to(i))
     elif name == "shps": pass                   # every wave runs the preamble
     elif name == "end": self.emit("END", pc)
     elif name in ("predt", "predf"):
@@ -431,6 +431,8 @@ class Translator:
       self._checks(pc, 0)
       self._memory(i)
       self._notes(pc, 0)
+
+  def _to(self, i: Instr) -> int: return i.target if i.target in self.instrs else -1   # beyond the program: the fetch fails there
 
   def _checks(self, pc: int, k: int) -> None:
     for r, unit in self.check.get((pc, k), ()): self.emit("CHECK", pc, a=self._mask(unit), imm=r[1], aux=int(r[0] == "h"))
