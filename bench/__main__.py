@@ -71,7 +71,8 @@ def rounds(names: set[str], children: dict[str, Child], turns: int) -> Iterator[
   for _ in trange(turns, desc="turns of the host benchmarks", disable=None):
     for what in (a for name, group in asks.items() if name in names for a in group):
       for d, child in children.items(): yield what, d, child.ask(what.split()[0], *map(int, what.split()[1:]), REPLAYS)
-  once = {"replay": [f"ioctls {n}" for n in COUNTS] + ["submitter 5 100", "submitter 500 100", "objects 30"], "capture": ["capture 300 3"], "memory": ["memory 300 4"]}
+  once = {"replay": [f"ioctls {n}" for n in COUNTS] + ["submitter 5 100", "submitter 500 100", "objects 30"],
+          "capture": ["capture 300 3"], "memory": ["memory 300 4"]}
   for what in (a for name, group in once.items() if name in names for a in group):
     for d, child in children.items():
       got = child.ask(what.split()[0], *map(int, what.split()[1:]))

@@ -7,8 +7,8 @@ from tinygrad import Tensor, dtypes
 
 @pytest.mark.parametrize("kind", ["MSM", "KGSL"])
 def test_bfloat16_values_survive_the_moves_that_the_compiler_drops(kind: str) -> None:
-  """Four results a fiber, each narrowed from 32 to 16 bits. Compiled for separate register files, one of these moves is missing, as its source and its
-  destination would be the same register if they were merged."""
+  """Four results a fiber, each narrowed from 32 to 16 bits. In code for separate register files one of these moves is missing, as its source and
+  its destination would be the same register if they were merged."""
   rng = np.random.default_rng(1)
   with virtual(kind):
     a, b = (Tensor(rng.standard_normal((16, 16)).astype(np.float32)).cast(dtypes.bfloat16).realize() for _ in range(2))
