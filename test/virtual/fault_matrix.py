@@ -127,11 +127,13 @@ def inject(machine: Any, cell: Cell) -> None:
                                       getattr(errno, cell.code)}}
 
 def unclear(cell: Cell, e: BaseException) -> list[str]:
-  """What an error message lacks."""
+  """What an error message lacks. A call that was only interrupted gives none."""
   text = str(e)
+  if cell.code in RETRIED.split(): return [f"{cell.ioctl} was not made again: {text}"]
   lacks = [f"the error does not name {part}: {type(e).__name__}: {text}" for part in (cell.code, cell.ioctl) if part not in text]
   if not isinstance(e, (QCOMError, MemoryError, RuntimeError)): lacks.append(f"{type(e).__name__} is not what a user can catch: {text}")
   if not any(cause in text for cause in (" while ", "rejected")): lacks.append(f"the error does not say what was being done: {text}")
+  if "out of memory" in text and cell.code != "ENOMEM": lacks.append(f"{cell.code} is called a lack of memory: {text}")
   if "Do:" not in text: lacks.append(f"the error does not say what to do: {text}")
   return lacks
 

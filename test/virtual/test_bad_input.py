@@ -261,6 +261,9 @@ def test_an_undefined_buffer_is_defined_again_by_a_copy(kind):
     buf = out.uop.buffer
     with pytest.raises(QCOMError, match="undefined"): buf.numpy()
     host = np.arange(100, dtype=np.float32)
+    for first in (0, 99): # a copy into a part leaves the rest undefined
+      buf.view(1, dtypes.float32, first * 4).ensure_allocated().copy_from(Buffer("PYTHON", 1, dtypes.float32, opaque=memoryview(bytearray(4))))
+      with pytest.raises(QCOMError, match="undefined"): buf.numpy()
     buf.copy_from(Buffer("PYTHON", 100, dtypes.float32, opaque=memoryview(bytearray(host.tobytes()))))
     np.testing.assert_array_equal(buf.numpy(), host)
 

@@ -1,11 +1,12 @@
 """Device nodes as files: mapping bookkeeping against a byte-by-byte reference, the range allocator, user copies, and tinygrad's file interface."""
 from __future__ import annotations
-import ctypes, errno, inspect, mmap, os, random, struct, threading
+import ctypes, errno, inspect, mmap, os, random, struct, sys, threading
 from typing import Any
+import numpy as np
 import pytest
 from test.mockgpu import qcom
 from test.mockgpu.qcom.files import Vmas
-from test.mockgpu.qcom.kernel import PAGE, Abi, Entity, Fence, Ids, Layout, Ranges, Resv, copy_from_user, copy_to_user, libc, real_mmap
+from test.mockgpu.qcom.kernel import LINE, PAGE, Abi, CpuCache, Entity, Fence, Ids, Layout, Ranges, Resv, copy_from_user, copy_to_user, libc, real_mmap
 from test.virtual.kernel_client import RW, Kgsl, Msm, boot
 
 class Owner:
@@ -189,6 +190,32 @@ def test_many_threads_on_one_file() -> None:
   for t in threads: t.join()
   assert not errors and machine.msm.live() | {"handles": 0, "bos": 0, "mappings": 0, "iova_bytes": 0} == machine.msm.live()
   c.close()
+
+def test_cache_maintenance_loses_nothing_that_the_cpu_writes_meanwhile() -> None:
+  """A line at the edge of a client's buffer holds more than the buffer, for example what malloc keeps between its blocks."""
+  cpu, ram, seen = (np.zeros((3, LINE // 8), np.uint64) for _ in range(3))
+  cache, wrote = CpuCache(*(a.ctypes.data for a in (cpu, ram, seen)), cpu.nbytes), 0
+  undone = list[int]()
+  def meanwhile(frame: Any, event: str, arg: Any) -> Any:
+    nonlocal wrote
+    if frame.f_code is CpuCache.maintain.__code__ and event == "line":
+      if cpu[0, 7] != wrote: undone.append(wrote)
+      wrote += 1
+      cpu[0, 7] = wrote
+    return meanwhile
+  for value in range(1, 4):
+    ram[1, 3], cpu[2, 5] = value, value                       # a device's write, and a dirty line
+    old = sys.gettrace()
+    sys.settrace(meanwhile)
+    try: cache.maintain(0, cpu.nbytes, clean=True, invalidate=True)
+    finally: sys.settrace(old)
+    assert wrote and cpu[0, 7] == wrote and not undone, "the CPU's write was undone"
+    assert cpu[1, 3] == value and ram[2, 5] == value
+  cache.maintain(0, cpu.nbytes, clean=True)
+  assert (ram == cpu).all() and (seen == cpu).all()
+  cpu[2, 5] = 9
+  cache.maintain(0, cpu.nbytes, invalidate=True)
+  assert cpu[2, 5] == 3, "invalidating drops what is dirty"
 
 def test_dma_heap_refuses_what_the_kernel_refuses() -> None:
   """drivers/dma-buf/dma-heap.c: fd must be 0, no heap flags, no unknown fd flags; a length is needed."""

@@ -256,6 +256,24 @@ def test_a_running_shader_can_be_killed(double):
   assert j.wait(5) and j.result.status == "hang" and j.result.reason == "hangcheck"
   r.close()
 
+def test_unmapping_waits_for_a_running_shader(double):
+  """Whoever unmaps frees the memory next."""
+  r = Rig(budget=1 << 40)
+  job = Job(r, double)
+  program(job, SPIN)
+  j = r.job(job.stream())
+  r.gpu.submit(j)
+  while r.gpu.cp._abort is None: time.sleep(0.01)
+  time.sleep(0.05)
+  unmapping = threading.Thread(target=r.space.unmap, args=(job.x.iova,))
+  unmapping.start()
+  unmapping.join(0.3)
+  waits = unmapping.is_alive()
+  r.gpu.kill(j)
+  unmapping.join(60)
+  assert waits and not unmapping.is_alive()
+  r.close()
+
 def test_close_ends_a_running_shader_and_refuses_more(double):
   r = Rig(budget=1 << 40)
   job = Job(r, double)

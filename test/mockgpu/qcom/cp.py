@@ -828,7 +828,8 @@ class CommandProcessor:
     for load in p.loads: self.verify(load, p)
     engine, estimate = self.gpu.engine, self.gpu.estimate
     before = estimate.before(engine) if estimate is not None else None
-    try: engine.run(p.program, p.dispatch)
+    try:
+      with self.space.running(): engine.run(p.program, p.dispatch)
     except ShaderFault as e: self.shader_faults(e, p)
     except UnknownInstruction as e: raise Hang(f"{e}, in kernel {p.kernel}", "unknown_instruction") from None
     except (ValueError, MemoryError) as e: raise Hang(f"{e}, in kernel {p.kernel}", "unsupported") from None

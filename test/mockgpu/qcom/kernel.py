@@ -204,15 +204,17 @@ class CpuCache:
                                      for a in (cpu, ram, seen))
 
   def maintain(self, offset: int, size: int, clean: bool = False, invalidate: bool = False) -> None:
-    """dc cvac, ivac or both on the lines of [offset, offset + size): dirty lines are written to memory, or lost; others are fetched again."""
+    """dc cvac, ivac or both on the lines of [offset, offset + size): dirty lines are written to memory, or lost; others are fetched again.
+
+    The first and the last line may hold something else, such as the heap's bookkeeping. The CPU goes on writing it meanwhile, and loses nothing of it."""
     cpu, ram, seen = (x[offset // LINE:-(-(offset + size) // LINE)] for x in (self.cpu, self.ram, self.seen))
     if clean:
       dirty = (cpu != seen).any(1)
       seen[dirty] = ram[dirty] = cpu[dirty]
     if invalidate:
-      changed = (ram != cpu).any(1)
-      cpu[changed] = ram[changed]
-      seen[:] = ram
+      changed = ram != (seen if clean else cpu)         # words that devices wrote; lines that are dirty again stay so
+      cpu[changed] = seen[changed] = ram[changed]
+      if not clean: seen[:] = ram
 
 class Shmem:
   """`size` bytes of zeroed shared memory (a memfd): mapped once for the GPU on first use, any number of times for the CPU, exported by dup.

@@ -127,7 +127,7 @@ DEAD = (1 << 64) - 1 # birth of an allocation that was freed but is kept for reu
 BEYOND_REPAIR = 0xffffffff # tainted by more than a batch that can run again
 LOST = 1 << 63 # stands for the address of a buffer that never got any, or whose device was closed
 
-GONE = "see the kernel's log (dmesg), then open the device anew: Device['QCOM'].reopen()"
+GONE = "see the kernel's log (dmesg), then start the program anew or call Device['QCOM'].reopen()"
 REMEDY = {errno.EACCES: "join the node's group (render or video), or have the security policy (SELinux) allow it",
   errno.ENOMEM: "free tensors, end other programs or add swap", errno.ENOSPC: "free tensors: all of them together have 4 GiB of GPU addresses",
   errno.ENODEV: GONE, errno.ENXIO: GONE, errno.EIO: GONE, errno.EDEADLK: "compute again what was in flight: the context was replaced",
@@ -258,7 +258,8 @@ class QCOMIface:
       if err == errno.ENOMEM: raise MemoryError(f"the kernel is out of memory ({e})") from e
       raise
     except OSError as e:
-      raise MemoryError(f"mmap failed while mapping {size} bytes for the CPU, the process is out of memory: {self._explain(e.errno)}") from e
+      text = f"mmap failed while mapping {size} bytes for the CPU: {self._explain(e.errno)}"
+      raise (MemoryError(f"the process is out of memory ({text})") if e.errno == errno.ENOMEM else QCOMError(text)) from e
 
   def free(self, buf:HCQBuffer): self.release(functools.partial(self._free, buf.meta))
   def _free(self, bo:BO): raise NotImplementedError
@@ -581,7 +582,7 @@ class KGSLIface(QCOMIface):
       raise
     return HCQBuffer(va, size, meta=BO(obj.id, va, obj.mmapsize), view=MMIOInterface(va, size, fmt='B'), owner=self.dev)
 
-  remedy = {errno.ENOSPC: "end other programs that use the GPU: there is no room for another context"}
+  remedy = {errno.ENOSPC: "end other programs that use the GPU: there is no room for another context", errno.ENOENT: REMEDY[errno.EDEADLK]}
   def _free(self, bo:BO):
     self.ioctl("GPUOBJ_FREE", f"freeing {bo.size} bytes", id=bo.handle)
     self.unmap(bo)
