@@ -292,6 +292,23 @@ def test_running_past_the_end_is_a_fetch_fault():
   with pytest.raises(ShaderFault) as e: eng.run(eng.program(code), Dispatch((1, 1, 1), (1, 1, 1), np.zeros(1024, np.uint32), Memory().space))
   assert e.value.kind == "fetch_past_end" and e.value.pc == 1
 
+@pytest.mark.parametrize("offset", (100, -100, 0x7fffffff, -0x80000000))
+def test_a_branch_out_of_the_program_is_a_fetch_fault(offset):
+  words = np.frombuffer(assemble("nop\njump #1\n(jp)end"), np.uint64).copy()
+  words[1] = int(words[1]) & ~0xffffffff | offset & 0xffffffff
+  with pytest.raises(ShaderFault) as e: engine().run(engine().program(words.tobytes()), Dispatch((1, 1, 1), (1, 1, 1), np.zeros(1024, np.uint32),
+                                                                                                 Memory().space))
+  assert e.value.kind == "fetch_past_end"
+
+@pytest.mark.parametrize("text,at,reg", (("ldg.u32 r2.x, g[r0.x], 1", 14, "p0.w"),
+                                         ("stg.u32 g[r0.x], r2.x, 4", 1, "r60.z"), ("ldl.u32 r2.x, l[r0.x], 2", 32, "r60.w")))
+def test_memory_operands_are_plain_registers(text, at, reg):
+  """Ids above r60.w are address, predicate and no registers; r60.z with four components runs into them."""
+  num = {"p0.w": 0xfb, "r60.z": 0xf2, "r60.w": 0xf3}[reg]
+  words = np.frombuffer(assemble(f"{text}\nend"), np.uint64).copy()
+  words[0] = int(words[0]) & ~(0xff << at) | num << at
+  with pytest.raises(UnknownInstruction, match=r"(ldg|stg|ldl)\.u32 with "): engine().program(words.tobytes())
+
 def test_barrier_in_divergent_flow_is_reported():
   assert fault("cmps.u.lt p0.x, r0.x, 8\nbr !p0.x, #2\nbar.g\n(jp)end").kind == "barrier_divergence"
 

@@ -68,9 +68,10 @@ def steps_of(i: Instr) -> list[Step]:
   elif form in ("swz", "gat", "sct"):
     assert i.dst is not None
     out = [Step(of(s, 0), regs(d.num, d.half), True) for s, d in zip(i.src, (i.dst, *i.dst2))]
-  elif form == "movmsk": out.append(Step([], regs(i.dst.num, False, i.rpt + 1)))  # type: ignore[union-attr]
   else:
-    reads, written = traffic(i)
+    reads, written = traffic(i) if form != "movmsk" else ([], [(i.dst.num, False, i.rpt + 1)])  # type: ignore[union-attr]
+    for num, half, n in (*reads, *written):
+      if num + n > REG_A0: raise UnknownInstruction(i.pc, i.word, f"{i.name} with {reg_name(min(num + n - 1, 0xff), half)}")
     out.append(Step([r for group in reads for r in regs(*group)], [r for group in written for r in regs(*group)]))
   return out
 
