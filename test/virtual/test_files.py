@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from test.mockgpu import qcom
 from test.mockgpu.qcom.files import Vmas
-from test.mockgpu.qcom.kernel import LINE, PAGE, Abi, CpuCache, Entity, Fence, Ids, Layout, Ranges, Resv, copy_from_user, copy_to_user, libc, real_mmap
+from test.mockgpu.qcom.kernel import (LINE, PAGE, Abi, CpuCache, Entity, Fence, Ids, Layout, Ranges, Resv, copy_from_user, copy_to_user, libc,
+                                      real_mmap)
 from test.virtual.kernel_client import RW, Kgsl, Msm, boot
 
 class Owner:

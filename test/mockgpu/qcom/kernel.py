@@ -206,7 +206,7 @@ class CpuCache:
   def maintain(self, offset: int, size: int, clean: bool = False, invalidate: bool = False) -> None:
     """dc cvac, ivac or both on the lines of [offset, offset + size): dirty lines are written to memory, or lost; others are fetched again.
 
-    The first and the last line may hold something else, such as the heap's bookkeeping. The CPU goes on writing it meanwhile, and loses nothing of it."""
+    The first and the last line may hold something else, such as the heap's bookkeeping. The CPU goes on writing it and loses nothing of that."""
     cpu, ram, seen = (x[offset // LINE:-(-(offset + size) // LINE)] for x in (self.cpu, self.ram, self.seen))
     if clean:
       dirty = (cpu != seen).any(1)
