@@ -1,6 +1,6 @@
 """Bad input ends in one clear error that names cause and remedy, leaks nothing, and leaves the device usable."""
 from __future__ import annotations
-import contextlib, errno, os, pickle
+import contextlib, errno, gc, os, pickle
 import numpy as np
 import pytest
 from test.qcom_open import opened, virtual
@@ -9,6 +9,7 @@ from test.mockgpu.qcom.gpu import Strict
 from tinygrad import Device, Tensor, TinyJit, dtypes
 from tinygrad.device import Buffer
 from tinygrad.engine.jit import JitError
+from tinygrad.helpers import Context
 from tinygrad.runtime import ops_qcom
 from tinygrad.runtime.support import qcom_iface
 from tinygrad.runtime.support.qcom_iface import QCOMError
@@ -266,6 +267,17 @@ def test_an_undefined_buffer_is_defined_again_by_a_copy(kind):
       with pytest.raises(QCOMError, match="undefined"): buf.numpy()
     buf.copy_from(Buffer("PYTHON", 100, dtypes.float32, opaque=memoryview(bytearray(host.tobytes()))))
     np.testing.assert_array_equal(buf.numpy(), host)
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_that_a_finalizer_met_is_raised_by_the_next_wait(kind):
+  with Context(LRU=0), virtual(kind) as (machine, dev):
+    x = Tensor(np.arange(1 << 18, dtype=np.float32)).realize()
+    dev.synchronize()
+    fail_next(machine, kind, "GEM_CLOSE" if kind == "MSM" else "GPUOBJ_FREE", errno.EINVAL)
+    del x
+    gc.collect()
+    with pytest.raises(QCOMError, match="EINVAL.*while freeing|while freeing.*EINVAL"): dev.synchronize()
+    np.testing.assert_array_equal((Tensor(np.arange(100)) + 1).numpy(), np.arange(100) + 1)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_that_fails_halfway_is_not_patched_while_its_first_half_runs(kind, monkeypatch):
