@@ -266,14 +266,14 @@ def table(results: list[tuple[Cell, Outcome]]) -> str:
 
 HEAD = """# What every failing ioctl gives
 
-Executed on the virtual Adreno 630; made by `./dev run -m test.virtual.fault_matrix build/fault-matrix.md {first}`, which fails if a
+Executed on the virtual Adreno 630; made by `./dev run -m test.virtual.fault_matrix docs/fault-matrix.md {first}`, which fails if a
 cell does not hold.
 
 A row is an ioctl and an errno, a column the work during which it failed. Calls 1 to {first} of the ioctl fail, one at a time, each in a run of
 its own, and in a last run all of them fail; where these gave different things, all are listed in order. `ok`: the numbers were right, as the call
 was repeated or not needed. A number: one exception with that message, below (N stands for the numbers of one run). `-`: that work makes no such
 call. In every cell: nothing wrong was returned afterwards, the same work then gave the right numbers, nothing was left allocated and no finalizer
-complained. What to do is in docs/failures.md.
+complained. What to do is in [failures.md](failures.md).
 
 """
 
