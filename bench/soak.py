@@ -38,7 +38,7 @@ def counts() -> dict[str, int]:
   return found | {"objects": len(gc.get_objects()), "rss_mib": rss >> 20}
 
 def grew(before: dict[str, int], after: dict[str, int]) -> list[str]:
-  """What is not flat. MiB come and go with the allocators; caches of tinygrad's that have an end take some 1500 Python objects until they are full."""
+  """What is not flat. MiB come and go with the allocators; bounded caches of tinygrad take some 1500 Python objects until they are full."""
   slack = {"objects": 2000, "rss_mib": 16}
   return [f"{k}: {before[k]} -> {after[k]}" for k in before if after[k] > before[k] + slack.get(k, 0)]
 
