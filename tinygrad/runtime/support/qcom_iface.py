@@ -127,14 +127,18 @@ DEAD = (1 << 64) - 1 # birth of an allocation that was freed but is kept for reu
 BEYOND_REPAIR = 0xffffffff # tainted by more than a batch that can run again
 LOST = 1 << 63 # stands for the address of a buffer that never got any, or whose device was closed
 
-GONE = "see the kernel's log (dmesg), then start the program anew or call Device['QCOM'].reopen()"
-REMEDY = {errno.EACCES: "join the node's group (render or video), or have the security policy (SELinux) allow it",
+GONE = "see the kernel's log (dmesg), then start the program anew or call Device['QCOM'].reopen(): all tensors are gone"
+REMEDY = {errno.EACCES: "let the sandbox or security policy allow it (SELinux: look for avc: denied in dmesg); the node opened, so groups are right",
   errno.ENOMEM: "free tensors, end other programs or add swap", errno.ENOSPC: "free tensors: all of them together have 4 GiB of GPU addresses",
-  errno.ENODEV: GONE, errno.ENXIO: GONE, errno.EIO: GONE, errno.EDEADLK: "compute again what was in flight: the context was replaced",
-  errno.EPROTO: "compute again what was in flight", errno.ETIMEDOUT: "try again; if it stays so the GPU hangs: " + GONE,
-  errno.EBUSY: "try again", errno.EMFILE: "close files or raise the limit of open files (ulimit -n)"}
+  errno.ENODEV: GONE, errno.ENXIO: GONE, errno.EIO: GONE,
+  errno.EDEADLK: "compute again what was in flight: the GPU hung or faulted, the context was replaced",
+  errno.EPROTO: "compute again what was in flight: the GPU hung or faulted on work before it",
+  errno.ETIMEDOUT: "try again; if it persists, the GPU hangs: " + GONE, errno.EOPNOTSUPP: "copy the data into a tensor instead",
+  errno.EBUSY: "run it again; if it stays busy, call Device['QCOM'].reopen(): all tensors are gone then",
+  errno.EMFILE: "close files or raise the limit of open files (ulimit -n)"}
 REMEDY[errno.EPERM] = REMEDY[errno.EACCES]
-UNEXPECTED = "report this with the kernel's log (dmesg): this runtime and the kernel disagree"
+OPENING = {errno.ENOMEM: "end other programs or add swap, then open it again", errno.ENODEV: "see the kernel's log (dmesg) for the GPU's driver"}
+UNEXPECTED = "report this with the kernel's log (dmesg) and the output of python3 -m tinygrad.runtime.support.qcom_doctor: no such answer is expected"
 
 class LiveAllocs:
   """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Guarded by `lock`, changed with the GC off."""
@@ -198,7 +202,7 @@ class QCOMIface:
   def __init__(self, dev:QCOMDevice, device_id:int):
     if device_id != 0: raise RuntimeError(f"{type(self).__name__}: there is one Adreno 630 per machine, device {device_id} does not exist")
     self.dev, self.closed, self.pid, self.queue = dev, False, os.getpid(), getattr(dev, "queue", None) or Queue()
-    self.maps, self.unfreed = dict[int, int](), list[Callable[[], Any]]()
+    self.maps, self.unfreed, self.opened = dict[int, int](), list[Callable[[], Any]](), False
     self.live, self.imports = LiveAllocs(self.queue), dict[int, DMABuf]()
     try:
       self._open()
@@ -207,6 +211,7 @@ class QCOMIface:
       self.gpu_id = (self.chip_id >> 24, (self.chip_id >> 16) & 0xFF, (self.chip_id >> 8) & 0xFF)
       self.rd, self.bos = capture(self.chip_id), dict[int, HCQBuffer]()
       self._open_queue()
+      self.opened = True
     except BaseException:
       self.close()
       raise
@@ -242,9 +247,12 @@ class QCOMIface:
     raise QCOMError(f"QCOM was opened by process {self.pid}: process {os.getpid()}, a fork of it, can't use it. "
                     "Start workers with spawn, or open QCOM after the fork")
 
+  opening:dict[int, str] = {} # remedies of this kernel while the device is not open yet, and later
   remedy:dict[int, str] = {}
   def _explain(self, err:int|None) -> str:
-    return f"{errname(err)} ({os.strerror(err or 0)}) of {self.fd.path}. Do: {(REMEDY | self.remedy).get(err or 0, UNEXPECTED)}"
+    remedies = REMEDY | self.remedy | ({} if self.opened else OPENING | self.opening)
+    return f"{errname(err)} ({os.strerror(err or 0)}) on {self.fd.path}{'' if self.opened else ', QCOM did not open'}. " \
+           f"Do: {remedies.get(err or 0, UNEXPECTED)}"
 
   def alloc(self, size:int) -> HCQBuffer:
     """`size` bytes, zeroed, readable and writable by GPU and CPU. Raises MemoryError telling an exhausted address space from exhausted memory."""
@@ -385,7 +393,8 @@ class QCOMIface:
     if err in (1001, 1002): return self.undefined(arg)
     if err == 1003: return QCOMError(f"a kernel of {name!r} takes memory at {arg:#x} as an image, which has to begin at a multiple of 64 bytes. "
                                      "Do: copy that view first, with Context(IMAGE=0): x = x.clone().realize(), or compute with IMAGE=0")
-    return QCOMError(f"{self.prefix}{self.submit_name} rejected IB {arg} of {name!r}, after fence {self.queue.fence}: {self._explain(err)}")
+    return QCOMError(f"{self.prefix}{self.submit_name} rejected IB {arg} of {name!r}, which did not run{' to its end' * (arg > 0)}, after fence "
+                     f"{self.queue.fence}: {self._explain(err)}")
   submit_name = ""
   def undefined(self, addr:int) -> QCOMError:
     if addr >= LOST: return QCOMError("a buffer has no contents: what should have written it failed, or the device was reopened. Do: make it anew")
@@ -475,7 +484,7 @@ class MSMIface(QCOMIface):
   def param(self, name:str) -> int:
     return self.ioctl("MSM_GET_PARAM", f"reading {name}", pipe=msm_drm.MSM_PIPE_3D0, param=getattr(msm_drm, f"MSM_PARAM_{name}")).value
 
-  remedy = {errno.ENXIO: "no GPU is bound: install a630_sqe.fw, a630_gmu.bin and the zap shader"}
+  opening = {errno.ENXIO: "no GPU is bound: install a630_sqe.fw, a630_gmu.bin and the zap shader"}
 
   def _alloc(self, size:int) -> HCQBuffer:
     if size >= 1 << 32: raise MemoryError(f"{size} bytes don't fit the 4 GiB address space of an Adreno 630")
@@ -543,7 +552,7 @@ class KGSLIface(QCOMIface):
   api, prefix, submit_name, node = kgsl, "IOCTL_KGSL_", "GPU_COMMAND", "/dev/kgsl-3d0"
   renderers = [QCOMCLRenderer, IR3Renderer] if ARM64 else [IR3Renderer, QCOMCLRenderer] # the vendor's compiler is an arm64 library
   dump, dead = "/sys/class/kgsl/kgsl-3d0/snapshot (root)", "" # dead: what told that the context was invalidated
-  INVALID = "IOCTL_KGSL_%s gave %s: the context was invalidated"
+  INVALID = "IOCTL_KGSL_%s gave %s: the context was invalidated by a hang or a page fault"
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
   AT(u64, q->cmd, @kgsl_command_object.gpuaddr@) = addr; AT(u64, q->cmd, @kgsl_command_object.size@) = size;
   int err = do_ioctl(q);
@@ -582,6 +591,7 @@ class KGSLIface(QCOMIface):
       raise
     return HCQBuffer(va, size, meta=BO(obj.id, va, obj.mmapsize), view=MMIOInterface(va, size, fmt='B'), owner=self.dev)
 
+  opening = {errno.ENOENT: UNEXPECTED}
   remedy = {errno.ENOSPC: "end other programs that use the GPU: there is no room for another context", errno.ENOENT: REMEDY[errno.EDEADLK]}
   def _free(self, bo:BO):
     self.ioctl("GPUOBJ_FREE", f"freeing {bo.size} bytes", id=bo.handle)
