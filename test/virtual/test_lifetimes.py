@@ -1,6 +1,6 @@
 """Work that repeats for weeks: after a warm-up nothing grows, and what is dropped is given back. All checks of the virtual GPU are on."""
 from __future__ import annotations
-import ctypes, gc, json, os, pathlib, pickle, subprocess, sys
+import ctypes, functools, gc, itertools, json, os, pathlib, pickle, subprocess, sys, time
 import numpy as np
 import pytest
 from test.qcom_open import virtual
@@ -203,3 +203,60 @@ def test_the_soak_in_its_short_form(kind):
   assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
   last = json.loads(done.stdout.splitlines()[-1])
   assert last["n"] == 40 and last["grew"] == []
+
+def test_a_collection_in_the_middle_of_an_allocation(kind):
+  """Finalizers of garbage free memory of the slab that is being divided: no two allocations may get the same bytes, and every one is given back."""
+  with virtual(kind) as (_, dev):
+    def make(size): return dev.gpu_bytes(bytes(size))
+    def live(): return [(a.start, a.end) for a in dev.iface.live.arr[:len(dev.iface.live.starts)]]
+    make(256)
+    gc.collect()
+    before, sizes, kept, old = live(), itertools.cycle([256, 700, 3000, 9000, 700]), [], gc.get_threshold()
+    gc.set_threshold(13, 5, 5)
+    try:
+      for n in range(1500):
+        (cycle:=[make(next(sizes))]).append(cycle)
+        del cycle
+        kept.append(make(next(sizes)))
+        if len(kept) > 40: kept.pop(n % 40)
+        spans = live()
+        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:])), f"round {n}"
+    finally: gc.set_threshold(*old)
+    kept.clear()
+    gc.collect()
+    assert live() == before
+
+def test_what_is_not_released_keeps_nothing_else():
+  """One thing that the kernel refuses to release is tried again; whatever comes after it goes, and nothing goes twice."""
+  with virtual("MSM") as (_, dev):
+    ran, refuse = [], [True]
+    def stuck():
+      ran.append("stuck")
+      if refuse[0]: raise QCOMError("refused")
+    for n in range(3):
+      with pytest.raises(QCOMError, match="refused"): dev.iface.release(stuck if n == 0 else functools.partial(ran.append, n))
+    assert [r for r in ran if r != "stuck"] == [1, 2]
+    refuse[0] = False
+    dev.iface.release(functools.partial(ran.append, 3))
+    assert ran.count("stuck") == 4 and not dev.iface.unfreed and [r for r in ran if r != "stuck"] == [1, 2, 3]
+
+def test_work_in_flight_that_does_not_end_after_a_loss(monkeypatch):
+  """A queue that lost one submit and does not end the next: what that one writes is refused, and nothing is freed under it."""
+  with virtual("MSM") as (machine, dev):
+    x = Tensor(np.arange(8, dtype=np.float32)).realize()
+    f, g = TinyJit(lambda x: (x + 1).realize()), TinyJit(lambda x: (x * 2).realize())
+    for _ in range(3): _ = f(x), g(x)
+    dev.synchronize()
+    f(x)
+    out = g(x)
+    stuck = dev.inflight[-1].fence
+    while not dev.retired(dev.queue.timeline): time.sleep(0.01)
+    with monkeypatch.context() as m:
+      m.setattr(dev, "retired", lambda timeline: False)
+      m.setattr(dev.iface, "wait", lambda fence, ms, wait=dev.iface.wait: fence != stuck and wait(fence, ms))
+      m.setattr(dev.iface, "lost", lambda: "1 hang recovery of the submit queue")
+      with pytest.raises(QCOMError, match="does not end.*reopen"): f(x)
+      assert len(dev.inflight) == 2
+    dev.synchronize()
+    with pytest.raises(QCOMError, match="undefined"): out.numpy()
+    np.testing.assert_equal(g(x).numpy(), np.arange(8) * 2)

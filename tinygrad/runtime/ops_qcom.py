@@ -475,15 +475,16 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
 
   # programs, arenas and signals come from slabs, so that a submit lists few BOs
   def _slab_alloc(self, size:int) -> HCQBuffer:
-    for slab in self.slabs + [None]:
-      if slab is None: self.slabs.append(slab:=Slab(self.dev.iface.alloc(SLAB_BYTES)))
-      try: off = slab.tlsf.alloc(size, 256)
-      except MemoryError: continue
-      slab.used += 1
-      buf = slab.buf.offset(off, size)
-      self.dev.iface.live.add(int(buf.va_addr), size, slab.buf.meta.handle, int(slab.buf.va_addr))
-      buf.meta = (slab, off)
-      return buf
+    with self.dev.iface.live.guarded():
+      for slab in self.slabs + [None]:
+        if slab is None: self.slabs.append(slab:=Slab(self.dev.iface.alloc(SLAB_BYTES)))
+        try: off = slab.tlsf.alloc(size, 256)
+        except MemoryError: continue
+        slab.used += 1
+        buf = slab.buf.offset(off, size)
+        self.dev.iface.live.add(int(buf.va_addr), size, slab.buf.meta.handle, int(slab.buf.va_addr))
+        buf.meta = (slab, off)
+        return buf
     raise AssertionError("a fresh slab has room")
 
   def _alloc(self, size:int, options:BufferSpec) -> HCQBuffer:
@@ -520,8 +521,9 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
 
   def release_waiting(self):
     if self.dev.inflight: return # a wait failed, and the GPU may still use them
-    while self.waiting:
-      with self.dev.keeping(): self._release(*self.waiting.pop())
+    with self.dev.iface.live.guarded():
+      while self.waiting:
+        with self.dev.keeping(): self._release(*self.waiting.pop())
 
   def _release(self, opaque:HCQBuffer, options:BufferSpec|None):
     if options is not None and options.external_fd is not None: self.dev.iface.release_fd(opaque)
@@ -658,9 +660,10 @@ class QCOMDevice(HCQ2Compiled):
       if len(self.inflight) >= 256 and self.retired(self.inflight[-1].timeline): self.synchronize()
       live.reserve(max(batch[NREFS], len(inputs)))
       live.inputs[:len(inputs)] = inputs
-      self.inflight.append(Run(self.queue.timeline + 1, name, batch, inputs, keep))
-      fxn(*args)
-      self.settle()
+      with live.guarded(): # a finalizer would take a submit that is half done for one that a signal kept from being done
+        self.inflight.append(Run(self.queue.timeline + 1, name, batch, inputs, keep))
+        fxn(*args)
+        self.settle()
       if debugging("sync"): self.synchronize()
 
   def settle(self):
@@ -717,8 +720,10 @@ class QCOMDevice(HCQ2Compiled):
     if (why:=self.iface.lost()) is None and not self.retired(self.inflight[-1].timeline): why = "it retired without running to its end"
     if why is None: return
     lost, progress = next((r for r in self.inflight if not self.retired(r.timeline)), run), self._progress(run)
-    for r in self.inflight:
-      if self.iface.wait(cast(int, r.fence), int(self.wait_timeout_ms)): self.taint(r)
+    for r in self.inflight: self.taint(r)
+    if not all([self.iface.wait(cast(int, r.fence), int(self.wait_timeout_ms)) for r in self.inflight]): # they are waited for again, nothing is freed
+      raise QCOMError(f"{self.device} lost {lost.name!r} while waiting for it: {why}. {progress}. What is in flight does not end. "
+                      "Do: give it up and all tensors: Device['QCOM'].reopen()")
     self.iface.recover()
     self.inflight.clear()
     self.prof_ents.clear()

@@ -141,11 +141,16 @@ OPENING = {errno.ENOMEM: "end other programs or add swap, then open it again", e
 UNEXPECTED = "report this with the kernel's log (dmesg) and the output of python3 -m tinygrad.runtime.support.qcom_doctor: no such answer is expected"
 
 class LiveAllocs:
-  """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Guarded by `lock`, changed with the GC off."""
+  """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Changed while guarded()."""
   def __init__(self, queue:Queue):
     self.queue, self.lock, self.starts, self.arr, self.marks = queue, threading.RLock(), list[int](), (Alloc * 256)(), array.array('I', [0]) * 256
     self.reserve(1)
     self.publish()
+
+  @contextlib.contextmanager
+  def guarded(self):
+    """Nobody else allocates, frees or submits: no other thread, and no finalizer that the garbage collector runs on this one."""
+    with self.lock, disable_gc(): yield
 
   def publish(self):
     self.queue.allocs, self.queue.nallocs, self.queue.marks = ctypes.addressof(self.arr), len(self.starts), self.marks.buffer_info()[0]
@@ -157,10 +162,9 @@ class LiveAllocs:
       self.bos, self.inputs = (U64 * (2 * self.room))(), (U64 * self.room)()
       self.queue.bos, self.queue.inputs = ctypes.addressof(self.bos), ctypes.addressof(self.inputs)
 
-  @disable_gc()
   def add(self, start:int, size:int, handle:int, base:int, host:int=0, shared:bool=False):
     """`host`: CPU address of memory that the CPU caches and the GPU doesn't snoop. `shared`: others order their work on it by the kernel's fences."""
-    with self.lock:
+    with self.guarded():
       if (n:=len(self.starts)) == len(self.arr): self.arr = (Alloc * (2*n)).from_buffer_copy(bytes(self.arr) + bytes(ctypes.sizeof(self.arr)))
       if handle >= len(self.marks): self.marks.extend([0] * (handle + 256 - len(self.marks)))
       p = (i:=bisect.bisect(self.starts, start)) * (sz:=ctypes.sizeof(Alloc)) + ctypes.addressof(self.arr)
@@ -170,9 +174,8 @@ class LiveAllocs:
       self.arr[i] = Alloc(start, start + size, base, self.queue.serial, host, handle, 0, shared)
       self.publish()
 
-  @disable_gc()
   def remove(self, start:int):
-    with self.lock:
+    with self.guarded():
       p = (i:=bisect.bisect_left(self.starts, start)) * (sz:=ctypes.sizeof(Alloc)) + ctypes.addressof(self.arr)
       ctypes.memmove(p, p + sz, (len(self.starts) - i - 1) * sz)
       del self.starts[i]
@@ -272,11 +275,17 @@ class QCOMIface:
   def free(self, buf:HCQBuffer): self.release(functools.partial(self._free, buf.meta))
   def _free(self, bo:BO): raise NotImplementedError
   def release(self, call:Callable[[], Any]):
-    """Makes `call`, once. What the kernel refuses to release is tried again with the next that goes."""
-    self.unfreed.append(call)
-    for c in list(self.unfreed):
-      c()
-      self.unfreed.remove(c)
+    """Makes `call`, once. What the kernel refuses to release is tried again with the next that goes, which it does not keep from being released."""
+    with self.live.guarded():
+      todo, self.unfreed, error = [*self.unfreed, call], [], None
+      try:
+        while todo:
+          try: (c:=todo.pop())()
+          except QCOMError as e:
+            self.unfreed.append(c)
+            error = error or e
+      finally: self.unfreed += todo
+    if error is not None: raise error
 
   # *** memory of others
 
@@ -617,7 +626,10 @@ class KGSLIface(QCOMIface):
   def _import(self, fd:int) -> tuple[int, int|None]:
     what, priv = f"importing file descriptor {fd}", ctypes.c_int32(fd)
     obj = self.ioctl("GPUOBJ_IMPORT", what, priv=ctypes.addressof(priv), priv_len=4, type=kgsl.KGSL_USER_MEM_TYPE_DMABUF).id
-    return obj, self.ioctl("GPUOBJ_INFO", what, id=obj).gpuaddr
+    try: return obj, self.ioctl("GPUOBJ_INFO", what, id=obj).gpuaddr
+    except BaseException:
+      self._drop(obj)
+      raise
   def _drop(self, handle:int): self.ioctl("GPUOBJ_FREE", "releasing an imported DMA-BUF", id=handle)
 
   def flush_pointer(self) -> int: return flush_dcache().addr if ARM64 else 0 # only arm64 has GPUs that need it
