@@ -138,15 +138,15 @@ def main(args: argparse.Namespace) -> str:
     same("a later replay", again, outputs[0])
     bar.update(1)
     bar.set_description("doubled inputs")
-    if all(v.tobytes() == outputs[0][n].tobytes() for n, v in numpy(jit(**tensors({n: v * 2 for n, v in values.items()}))).items()):
+    if all(v.tobytes() == outputs[0][n].tobytes() for n, v in numpy(jit(**tensors({n: ~v if v.dtype == bool else v * 2 for n, v in values.items()}))).items()):
       raise AssertionError("doubled inputs give the same outputs, so the inputs are not used")
     bar.update(1)
   if (why := meter.trouble()) is not None: raise AssertionError(why)
 
   size = model_file.save(args.out, jit, {
-    "model": pathlib.Path(args.model).name, "flags": flags, "inputs": {n: [list(s), d.name] for n, (s, d) in specs.items()},
+    "model": pathlib.Path(args.model).name, "flags": flags, "inputs": {n: [list(s), repr(d).removeprefix("dtypes.")] for n, (s, d) in specs.items()},
     "outputs": {n: list(v.shape) for n, v in outputs[0].items()}})
-  rows = {"kernels": cost["kernels"], "submits": cost["submits"],
+  rows = {"kernels and copies": cost["kernels"], "submits": cost["submits"],
           "buffers per submit": b if (b := meter.buffers()) is not None else "KGSL takes no list, all that is mapped takes part",
           "image reads": adreno.count(cost["image_reads"], "by lanes"), "operations, estimated": adreno.count(cost["operations"]),
           "instructions, counted": adreno.instructions(cost), "enqueue": f"{enqueue:.2f} ms", "replay": f"{total:.1f} ms",

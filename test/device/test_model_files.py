@@ -71,3 +71,18 @@ def test_what_is_not_compiled(model: pathlib.Path) -> None:
     status, text = script("compile_model.py", *args, dev=dev)
     assert status == 1 and all(w in text for w in words), text
   assert not out.exists()
+
+@pytest.mark.parametrize("kind", ["uint8", "int8", "uint16", "int32", "uint32", "int64", "bool", "float16"])
+def test_inputs_of_other_kinds_come_back_from_the_file(tmp_path: pathlib.Path, kind: str) -> None:
+  """Camera frames are bytes; a file names the type of each of its inputs."""
+  h, dtype = onnx.helper, np.dtype(kind)
+  graph = h.make_graph([h.make_node("Cast", ["frame"], ["f"], to=onnx.TensorProto.FLOAT), h.make_node("ReduceSum", ["f"], ["out"])], "g",
+                       [h.make_tensor_value_info("frame", h.np_dtype_to_tensor_dtype(dtype), [2, 6])],
+                       [h.make_tensor_value_info("out", onnx.TensorProto.FLOAT, None)])
+  onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+  np.save(tmp_path / "frame.npy", array := (np.arange(12).reshape(2, 6) % 5).astype(dtype))
+  status, text = script("compile_model.py", tmp_path / "m.onnx", tmp_path / "m.pkl", "--input", f"frame={tmp_path / 'frame.npy'}")
+  assert status == 0 and "compile_model: ok" in text, text
+  status, text = script("run_model.py", tmp_path / "m.pkl", "--input", f"frame={tmp_path / 'frame.npy'}", "--save", tmp_path / "out.npz")
+  assert status == 0, text
+  with np.load(tmp_path / "out.npz") as found: assert float(found["out"].item()) == float(array.astype(np.float32).sum())
