@@ -23,3 +23,8 @@ def test_the_cover_letter_has_every_part():
   for part in ("Problem.", "Change.", "To see it.", "Evidence, by rung.", "Limits."): assert part in letter
   assert re.search(r"^  hardware +none", letter, re.M)
   for i, e in enumerate(SERIES.entries, 1): assert f"\n{i}. {e.title}\n   proved by {e.proves[0]}" in letter, e.name
+
+def test_patches_that_a_page_names_exist():
+  for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    named = set(re.findall(r"patches/\d+[\w-]*\.patch", page.read_text()))
+    assert not {n for n in named if not (ROOT / n).is_file()}, page.name
