@@ -163,6 +163,13 @@ def descriptor(height:int, width:int, itemsize:int, tex:bool) -> bytes:
                      reg("A6XX_TEX_CONST_2", type=mesa.A6XX_TEX_2D, pitch=pitch, pitchalign=ctz(pitch)-6), 0, 0, 0,
                      reg("A6XX_TEX_CONST_6", plane_pitch=0x400000), 13)
 
+@functools.cache
+def sampler() -> bytes:
+  """The first 8 bytes of a sampler's descriptor: texels by their coordinates, zero beyond the image."""
+  c = mesa.A6XX_TEX_CLAMP_TO_BORDER
+  return struct.pack("<2I", reg("A6XX_TEX_SAMP_0", wrap_s=c, wrap_t=c, wrap_r=c),
+                     reg("A6XX_TEX_SAMP_1", unnorm_coords=True, cubemapseamlessfiltoff=True))
+
 # *****************
 # 2. programs
 
@@ -268,10 +275,7 @@ class QCOMProgram(Program['QCOMDevice']):
       else: struct.pack_into(f"<{dt.fmt}", data, off, v)
     for i in range(self.tex_cnt): values.append(self._image(data, self.tex_off + 64*i, *imgs[self.ibo_cnt + self.tex_to_image[i]], tex=True))
     for i in range(self.ibo_cnt): values.append(self._image(data, self.ibo_off + 64*i, *imgs[i], tex=False))
-    for i in range(self.nsamplers if self.NIR else min(self.nsamplers, 1)):
-      c = mesa.A6XX_TEX_CLAMP_TO_BORDER
-      struct.pack_into("<II", data, self.samp_off + 16*i, reg("A6XX_TEX_SAMP_0", wrap_s=c, wrap_t=c, wrap_r=c),
-                       reg("A6XX_TEX_SAMP_1", unnorm_coords=True, cubemapseamlessfiltoff=True))
+    for i in range(self.nsamplers if self.NIR else min(self.nsamplers, 1)): data[self.samp_off+16*i:self.samp_off+16*i+8] = sampler()
     return Stream(data, values)
 
   def _image(self, data:bytearray, off:int, buf:Addr, dt:DType, shape:tuple, tex:bool) -> tuple[int, Addr]:
@@ -721,7 +725,8 @@ class QCOMDevice(HCQ2Compiled):
     if why is None: return
     lost, progress = next((r for r in self.inflight if not self.retired(r.timeline)), run), self._progress(run)
     for r in self.inflight: self.taint(r)
-    if not all([self.iface.wait(cast(int, r.fence), int(self.wait_timeout_ms)) for r in self.inflight]): # they are waited for again, nothing is freed
+    # fences retire in order: the last one stands for all. If it does not, they are waited for again, and nothing is freed
+    if not self.iface.wait(cast(int, self.inflight[-1].fence), int(self.wait_timeout_ms)):
       raise QCOMError(f"{self.device} lost {lost.name!r} while waiting for it: {why}. {progress}. What is in flight does not end. "
                       "Do: give it up and all tensors: Device['QCOM'].reopen()")
     self.iface.recover()
