@@ -127,6 +127,15 @@ def test_submits_of_a_split_batch_have_lists_of_their_own(qcom, monkeypatch):
   assert [[handle(qcom, t) in {h for _, h in s.bos} for t in (w, v)] for s in ss] == [[True, False], [False, True]]
   assert ss[0].cmd[2] + ss[0].cmd[3] <= ss[1].cmd[2] or ss[1].cmd[2] + ss[1].cmd[3] <= ss[0].cmd[2]
 
+@pytest.mark.parametrize("largest,submits", [(100, 1), (300, 2)])
+def test_a_batch_is_split_for_the_largest_values_of_its_variables(qcom, monkeypatch, largest, submits):
+  """Two kernels that each read and write v floats: by memory, they take 8 * v / EST_GBPS."""
+  monkeypatch.setattr(ops_qcom, "SUBMIT_BUDGET_MS", 2 * 8 * 200 / (ops_qcom.EST_GBPS * 1e6))
+  t, v = real(300), Variable("v", 1, largest)
+  f = TinyJit(lambda x, v: ((x[:v] * 2).contiguous() + 1).contiguous().realize())
+  for n in (5, 6, 7): ss = run(qcom, f, t, v.bind(n))
+  assert len(ss) == submits
+
 def test_symbolic_variables_change_arguments_and_group_counts_not_lists(qcom):
   t = real(300)
   f = TinyJit(lambda x, v: (x[v:v + 17] + v).contiguous().realize())
@@ -150,6 +159,17 @@ def test_small_things_share_slabs(qcom):
   own = {h for s in qcom.submits for _, h in s.bos}
   assert len(qcom.dev.allocator.slabs) == 1 and qcom.dev.allocator.slabs[0].buf.meta.handle in own
   assert all(len(s.bos) <= 3 for s in checked(qcom, qcom.submits))
+
+def test_a_buffer_list_is_complete_whatever_the_number_of_the_submit(qcom):
+  """Numbers are 64 bits, the device's own timeline shows its low 32."""
+  near, kept = (1 << 32) - 3, []
+  qcom.dev.queue.submits = qcom.dev.queue.timeline = qcom.dev.done[0] = near
+  for n in range(6):
+    kept += [(a:=real()), (b:=real())]                         # which no submit has listed before
+    (s,) = run(qcom, (a + b).realize)
+    assert {handle(qcom, a), handle(qcom, b)} <= {h for _, h in s.bos}, f"submit {near + n + 1:#x}"
+    qcom.dev.synchronize()
+  assert qcom.dev.queue.timeline == near + 6 and qcom.dev.done[0] == 3
 
 # *** life of a buffer
 
@@ -241,6 +261,19 @@ def test_a_hang_is_seen_though_the_fence_signals(qcom, later):
   with pytest.raises(QCOMError, match="lost.*hang recovery"): out.numpy()
   with pytest.raises(QCOMError, match="undefined"): out.numpy()
   (a + 2).realize().numpy()
+
+def test_a_loss_is_not_forgotten_with_the_runs_that_are(qcom):
+  a = real()
+  f, g = captured(lambda x: (x + 1).realize(), (a,), (a,)), captured(lambda x: (x * 2).realize(), (a,), (a,))
+  qcom.dev.synchronize()
+  qcom.hang = True
+  out = f(a)
+  qcom.hang = False
+  with pytest.raises(QCOMError, match="lost.*hang recovery"):
+    for _ in range(300): g(a)                                  # nobody waits
+  with pytest.raises(QCOMError, match="undefined"): out.numpy()
+  f(a)
+  out.numpy()
 
 def test_a_submit_that_signalled_is_not_asked_about(qcom):
   a = real()

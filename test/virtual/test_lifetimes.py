@@ -1,11 +1,12 @@
 """Work that repeats for weeks: after a warm-up nothing grows, and what is dropped is given back. All checks of the virtual GPU are on."""
 from __future__ import annotations
-import ctypes, functools, gc, itertools, json, os, pathlib, pickle, subprocess, sys, time
+import ctypes, errno, functools, gc, itertools, json, os, pathlib, pickle, subprocess, sys, time
 import numpy as np
 import pytest
 from test.qcom_open import virtual
 from tinygrad import Tensor, TinyJit
 from tinygrad.helpers import Context
+from tinygrad.runtime import ops_qcom
 from tinygrad.runtime.support import hcq2
 from tinygrad.runtime.support.qcom_iface import QCOMError
 
@@ -193,6 +194,42 @@ def test_nothing_is_released_after_a_wait_that_failed(kind, monkeypatch):
     seen.go()
     np.testing.assert_array_equal(out.numpy(), data(1) + 4)
     assert len(dev.iface.live.starts) < alive
+
+def test_what_the_kernel_took_of_a_rejected_batch_stays_in_flight(kind, monkeypatch):
+  """The first half of a batch is queued, the second is rejected, and the wait for the first times out: nothing of it is freed or patched under it."""
+  monkeypatch.setattr(ops_qcom, "SUBMIT_BUDGET_MS", 1e-9)
+  with Context(LRU=0), virtual(kind, schedule="late") as (machine, dev):
+    x, y = Tensor(data(1)).realize(), Tensor(data(2)).realize()
+    f = TinyJit(lambda x: ((x + 2).contiguous() * 3).contiguous().realize())
+    for _ in range(3): f(x).numpy()
+    submit, calls = ("GEM_SUBMIT", machine.msm.calls) if kind == "MSM" else ("GPU_COMMAND", machine.kgsl.calls)
+    (seen:=Releases(machine, dev, monkeypatch)).hold()
+    monkeypatch.setattr(dev, "wait_timeout_ms", 100.0)
+    machine.config.fail = {submit: {calls[submit] + 2: errno.EINVAL}}
+    with pytest.raises(QCOMError, match="rejected IB 1 of .*EINVAL"): f(y)
+    machine.config.fail = {}
+    addr = int(y.uop.buffer._buf.va_addr)
+    del y
+    gc.collect()
+    assert machine.gpu._queue and dev.iface.live.find(addr), "released while the GPU had work"
+    for work in (lambda: f(x), lambda: (x + 1).realize()):
+      with pytest.raises(QCOMError, match="timed out after 100 ms.*waiting for .submit 2 kernels"): work()
+    seen.go()
+    np.testing.assert_array_equal(f(x).numpy(), (data(1) + 2) * 3)
+    assert dev.iface.live.find(addr) is None and not dev.inflight
+
+def test_work_that_nobody_waits_for_is_forgotten_once_it_is_over(kind, monkeypatch):
+  """Two captures by turns: each waits for its own last run, never for both."""
+  with virtual(kind, schedule="late") as (machine, dev):
+    x = Tensor(data(1)).realize()
+    fs = [TinyJit(lambda x: (x + 2).contiguous().realize()), TinyJit(lambda x: (x * 3).contiguous().realize())]
+    for f in fs * 3: f(x)
+    most = 0
+    for _ in range(300):
+      for f in fs: out = f(x)
+      most = max(most, len(dev.inflight))
+    assert most < 300, f"{most} runs are kept of two captures, of which each has one in flight"
+    np.testing.assert_array_equal(out.numpy(), data(1) * 3)
 
 def test_the_soak_in_its_short_form(kind):
   """bench/soak.py is not part of a tinygrad checkout."""

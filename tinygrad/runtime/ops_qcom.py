@@ -305,7 +305,9 @@ class QCOMProgram(Program['QCOMDevice']):
 SUBMIT_BUDGET_MS, EST_GFLOPS, EST_GBPS = 8.0, 300.0, 20.0
 
 def estimate_ms(est:Estimates) -> float:
-  return max(est.ops / (EST_GFLOPS * 1e6), est.mem / (EST_GBPS * 1e6)) if isinstance(est.ops, int) and isinstance(est.mem, int) else 0.0
+  """A batch is split when it is captured: what depends on variables counts with their upper bounds."""
+  ops, mem = (x.vmax if isinstance(x, UOp) else x for x in (est.ops, est.mem))
+  return max(ops / (EST_GFLOPS * 1e6), mem / (EST_GBPS * 1e6))
 
 # Steps of the debug ladder, see docs/debugging.md. A comma-separated QCOM_DEBUG names some of:
 #   single  one kernel per submit                   sync    and each is waited for: errors name the kernel that made them
@@ -568,6 +570,7 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
 # *****************
 # 5. the device
 
+KEPT = 128        # runs that are known to be over are forgotten when there are so many
 CLOCK_PROBES = 10 # the tightest bounds of so many are good to about half of what a submit and its wait take
 
 class QCOMDevice(HCQ2Compiled):
@@ -660,8 +663,9 @@ class QCOMDevice(HCQ2Compiled):
     with (live:=self.iface.live).lock:
       self.settle()
       if self.kept is not None: self.raise_kept()
-      if not self.retired(batch[LAST]): self._wait(batch[LAST]) # the arena is patched in place
-      if len(self.inflight) >= 256 and self.retired(self.inflight[-1].timeline): self.synchronize()
+      if self.inflight and self.inflight[-1].rejected: self.synchronize() # it did not end so far
+      if not self.retired(batch[LAST]): self._wait(next(r for r in self.inflight if r.timeline == batch[LAST])) # the arena is patched in place
+      if len(self.inflight) >= 2 * KEPT: self.prune()
       live.reserve(max(batch[NREFS], len(inputs)))
       live.inputs[:len(inputs)] = inputs
       with live.guarded(): # a finalizer would take a submit that is half done for one that a signal kept from being done
@@ -672,20 +676,29 @@ class QCOMDevice(HCQ2Compiled):
 
   def settle(self):
     """Completes the record of the last submit, which a signal may have kept its caller from. Raises the error of a batch that failed."""
+    if self.queue.error: raise self.rejected(self.inflight[-1])
     if self.inflight and (run:=self.inflight[-1]).fence is None:
-      if self.queue.error: raise self.rejected(self.inflight.pop())
       if run.timeline > self.queue.timeline: self.inflight.pop()
       else: run.fence = self.queue.fence
 
   def rejected(self, run:Run) -> QCOMError:
-    """The error of a batch that failed. What the kernel took of it is waited for: the next run patches the same arena."""
+    """
+    The error of a batch that failed. What the kernel took of it is waited for: the next run patches the same arena. If that does not end it stays in
+    flight, with the timeline of the run before, since it writes none.
+    """
+    run.rejected, run.timeline, run.fence = True, self.queue.timeline, self.queue.fence
     e = self.iface.submit_error(run.name)
-    with self.keeping():
-      self.iface.wait(self.queue.fence, int(self.wait_timeout_ms))
-      self.synchronize()
-      if self.iface.lost() is not None: self.iface.recover()
-    e, self.kept = self.kept or e, None
+    run.fence, self.queue.error = self.queue.fence, 0
+    try: self.synchronize()
+    except QCOMError as other:
+      if not self.inflight: return other # what does not end is told by the next wait
     return e
+
+  def prune(self):
+    """Forgets the oldest of what was submitted, if it is over: who never waits for all of it shall not keep it for ever."""
+    if not self.retired((run:=self.inflight[KEPT-1]).timeline): return
+    self._check(run)
+    del self.inflight[:KEPT]
 
   def lose(self, buf:Buffer):
     """Nothing wrote `buf` although somebody asked for it: it must not be read before somebody does."""
@@ -702,8 +715,7 @@ class QCOMDevice(HCQ2Compiled):
 
   def retired(self, timeline:int) -> bool: return timeline <= self.queue.timeline - ((self.queue.timeline - self.done[0]) & 0xffffffff)
 
-  def _wait(self, timeline:int, timeout:int|None=None):
-    run = next(r for r in self.inflight if r.timeline == timeline)
+  def _wait(self, run:Run, timeout:int|None=None):
     limit, st, seen = (timeout or self.wait_timeout_ms) / 1000, time.perf_counter(), self.done[0]
     patient = timeout is None and not getenv("HCQDEV_WAIT_TIMEOUT_MS", 0)
     while not self.iface.wait(cast(int, run.fence), int(min(limit * 1000, 500))):
@@ -711,17 +723,20 @@ class QCOMDevice(HCQ2Compiled):
       elif time.perf_counter() - st > limit:
         raise QCOMError(f"{self.device} timed out after {limit*1e3:.0f} ms without progress, waiting for {run.name!r}: {self._progress(run)}. "
                         "Do: wait again, raise HCQDEV_WAIT_TIMEOUT_MS, or give up what is in flight: Device['QCOM'].reopen()")
-    if not self.retired(timeline) or run is self.inflight[-1]: self._check(run)
+    if not self.retired(run.timeline) or run is self.inflight[-1]: self._check(run)
 
   def _progress(self, run:Run) -> str:
-    last = max((r.fence for r in self.inflight if self.retired(r.timeline)), default=None)
+    last = max((r.fence for r in self.inflight if self.retired(r.timeline) and not r.rejected), default=None)
     retired = last if last is not None else f"before {self.inflight[0].fence}"
     return f"fence {run.fence}, last submitted {self.queue.fence}, last retired {retired}. The kernel's dump is in {self.iface.dump}"
 
   def _check(self, run:Run):
-    """All in flight is over: was all of it done? Nothing that a lost submit should have written may be taken for its result."""
+    """`run` and what is before it are over: was all of it done? Nothing that a lost submit should have written may be taken for its result."""
+    if len(self.inflight) == 1 and run.rejected: # the error of the batch has been raised, it has no results
+      if self.iface.lost() is not None: self.iface.recover()
+      return
     if len(self.inflight) == 1 and run.batch[NSEGS] == 1 and self.retired(run.timeline): return # it has signalled, nothing else could be lost
-    if (why:=self.iface.lost()) is None and not self.retired(self.inflight[-1].timeline): why = "it retired without running to its end"
+    if (why:=self.iface.lost()) is None and not self.retired(run.timeline): why = "it retired without running to its end"
     if why is None: return
     lost, progress = next((r for r in self.inflight if not self.retired(r.timeline)), run), self._progress(run)
     for r in self.inflight: self.taint(r)
@@ -742,7 +757,7 @@ class QCOMDevice(HCQ2Compiled):
       self.settle()
       if self.kept is not None: self.raise_kept()
       if self.inflight:
-        self._wait(self.inflight[-1].timeline, timeout)
+        self._wait(self.inflight[-1], timeout)
       if self.prof_ents: self.collect_prof()
       self.inflight.clear()
       self.allocator.release_waiting()
@@ -768,7 +783,11 @@ class QCOMDevice(HCQ2Compiled):
     try: yield
     except QCOMError as e: self.kept = self.kept or e
   def drain(self):
-    with self.keeping(): self.synchronize()
+    """Waits, where nobody can be told. An error of what does not end is told by the next wait, which waits for the same."""
+    with self.keeping():
+      try: self.synchronize()
+      except QCOMError:
+        if not self.inflight: raise
 
   def raise_kept(self):
     e, self.kept = self.kept, None
@@ -806,7 +825,8 @@ class Run:
   def __init__(self, timeline:int, name:str, batch:memoryview, inputs:list[int], keep:Any=None):
     self.timeline, self.name, self.batch, self.inputs, self.keep = timeline, name, batch, inputs, keep
     self.fence:int|None = None
+    self.rejected = False # the kernel took less than all of it
   def written(self) -> list[tuple[int, int]]:
     """Addresses the batch writes, and what taints them if it is lost: the batch can run again, but not on what it was already updating in place."""
-    refs, taint = to_mv(self.batch[BATCH.index("refs")], REF_BYTES * self.batch[NREFS]), self.batch[ID] & 0xffffffff
+    refs, taint = to_mv(self.batch[BATCH.index("refs")], REF_BYTES * self.batch[NREFS]), self.batch[ID]
     return [(self.inputs[i] if f & 4 else addr, BEYOND_REPAIR if f & 1 else taint) for addr,i,f,_ in struct.iter_unpack("<QIIQ", refs) if f & 2]

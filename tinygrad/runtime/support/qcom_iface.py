@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # kernel's buffer list, and submits. All its state is in CPU memory that Python lays out.
 # An allocation born after a batch was linked is not what the batch was linked against, even at the same address: `birth` tells.
 SUBMIT_SRC = """typedef unsigned int u32; typedef unsigned long long u64;
-struct alloc { u64 start, end, base, birth, host; u32 handle, tainted, shared, pad; };
+struct alloc { u64 start, end, base, birth, host, tainted; u32 handle, shared; };
 struct ref { u64 addr; u32 input, flags; u64 seen; };
 // flags of a ref: 1 = its contents matter, 2 = written, 4 = address is inputs[input], 8 = this capture's. seen: where its allocation was last time
 struct patch { u64 dst; u32 ref, low; u64 addend; };  // *(u64*)(arena + dst) = address of ref + addend, whose bits in `low` must be 0
@@ -37,14 +37,14 @@ static int do_ioctl(struct queue* q);
 
 u64 qcom_submit(struct queue* q, struct batch* b) {
   struct ref* refs = (struct ref*)b->refs; struct patch* ps = (struct patch*)b->patches;
-  struct seg* segs = (struct seg*)b->segs; u32* segrefs = (u32*)b->segrefs, *marks = (u32*)q->marks;
+  struct seg* segs = (struct seg*)b->segs; u32* segrefs = (u32*)b->segrefs; u64* marks = (u64*)q->marks;
   if (q->error) return q->error;
   if (!b->birth) b->birth = q->serial;
   if (!b->id) b->id = ++q->batches;
   for (u64 i = 0; i < b->nrefs; i++) {
     struct alloc* a = alloc_of(q, &refs[i]);
     if (!a || a->birth > ((refs[i].flags & 4) ? q->serial : b->birth)) return fail(q, b, 1001, addr_of(q, &refs[i]), 0);
-    if (a->tainted && (refs[i].flags & 1) && a->tainted != (u32)b->id) return fail(q, b, 1002, addr_of(q, &refs[i]), 0);
+    if (a->tainted && (refs[i].flags & 1) && a->tainted != b->id) return fail(q, b, 1002, addr_of(q, &refs[i]), 0);
     // the GPU doesn't snoop: what the CPU wrote must be in memory, and no dirty line may land on what the GPU is going to write
     if (a->host && q->flush) ((void (*)(u64, u64))q->flush)(a->host, a->end - a->start);
   }
@@ -60,8 +60,8 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
     q->submits++;
     for (u64 i = 0; i < segs[s].nrefs; i++) {
       struct alloc* a = alloc_of(q, &refs[segrefs[segs[s].refs + i]]);
-      if (marks[a->handle] == (u32)q->submits) continue;  // another allocation in the same BO
-      marks[a->handle] = (u32)q->submits; shared |= a->shared;
+      if (marks[a->handle] == q->submits) continue;  // another allocation in the same BO
+      marks[a->handle] = q->submits; shared |= a->shared;
       ((u64*)q->bos)[2*n] = BO_FLAGS | (u64)a->handle << 32; ((u64*)q->bos)[2*n+1] = 0; n++;
     }
     if (q->hook) ((void (*)(u64, u64, u64))q->hook)(refs[0].addr + segs[s].offset, segs[s].size, n);
@@ -71,7 +71,7 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
   }
   for (u64 i = 0; i < b->nrefs; i++) {
     struct alloc* a = alloc_of(q, &refs[i]);
-    if ((refs[i].flags & 2) && (a->tainted == (u32)b->id || (refs[i].flags & 8))) a->tainted = 0;
+    if ((refs[i].flags & 2) && (a->tainted == b->id || (refs[i].flags & 8))) a->tainted = 0;
   }
   b->last = ++q->timeline;
   return 0;
@@ -94,7 +94,7 @@ static struct alloc* alloc_of(struct queue* q, struct ref* r) {
 static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg, u32 begun) {
   struct ref* refs = (struct ref*)b->refs;
   for (u64 i = 0; i < b->nrefs; i++) {
-    struct alloc* a = alloc_of(q, &refs[i]); u32 id = begun && (refs[i].flags & 1) ? BEYOND_REPAIR : (u32)b->id;
+    struct alloc* a = alloc_of(q, &refs[i]); u64 id = begun && (refs[i].flags & 1) ? BEYOND_REPAIR : b->id;
     if (a && (refs[i].flags & 2)) a->tainted = !a->tainted || a->tainted == id ? id : BEYOND_REPAIR;
   }
   q->error_arg = arg;
@@ -118,13 +118,13 @@ QUEUE = ("ioctl", "errno_fn", "flush", "fd", "request", "arg", "cmd", "allocs", 
          "error", "error_arg", "submits", "batches", "nbos", "nbytes", "hook") # nbos, nbytes: listed buffers and bytes of IBs of all submits
 BATCH = ("arena", "refs", "nrefs", "patches", "nstatic", "npatches", "segs", "nsegs", "segrefs", "timeline_dst", "last", "birth", "id")
 U32 = ctypes.c_uint32
-ALLOC = (("start", U64), ("end", U64), ("base", U64), ("birth", U64), ("host", U64), ("handle", U32), ("tainted", U32), ("shared", U32), ("pad", U32))
+ALLOC = (("start", U64), ("end", U64), ("base", U64), ("birth", U64), ("host", U64), ("tainted", U64), ("handle", U32), ("shared", U32))
 class Queue(ctypes.Structure): # of a device: it outlives an interface that is closed, since captures know its address
   prog:Any
   _fields_ = [(n, U64) for n in QUEUE]
 class Alloc(ctypes.Structure): _fields_ = list(ALLOC)
 DEAD = (1 << 64) - 1 # birth of an allocation that was freed but is kept for reuse
-BEYOND_REPAIR = 0xffffffff # tainted by more than a batch that can run again
+BEYOND_REPAIR = DEAD # tainted by more than a batch that can run again
 LOST = 1 << 63 # stands for the address of a buffer that never got any, or whose device was closed
 
 GONE = "see the kernel's log (dmesg), then start the program anew or call Device['QCOM'].reopen(): all tensors are gone"
@@ -143,7 +143,7 @@ UNEXPECTED = "report this with the kernel's log (dmesg) and the output of python
 class LiveAllocs:
   """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Changed while guarded()."""
   def __init__(self, queue:Queue):
-    self.queue, self.lock, self.starts, self.arr, self.marks = queue, threading.RLock(), list[int](), (Alloc * 256)(), array.array('I', [0]) * 256
+    self.queue, self.lock, self.starts, self.arr, self.marks = queue, threading.RLock(), list[int](), (Alloc * 256)(), array.array('Q', [0]) * 256
     self.reserve(1)
     self.publish()
 
@@ -171,7 +171,7 @@ class LiveAllocs:
       ctypes.memmove(p + sz, p, (n - i) * sz)
       self.starts.insert(i, start)
       self.queue.serial += 1
-      self.arr[i] = Alloc(start, start + size, base, self.queue.serial, host, handle, 0, shared)
+      self.arr[i] = Alloc(start, start + size, base, self.queue.serial, host, 0, handle, shared)
       self.publish()
 
   def remove(self, start:int):
@@ -366,7 +366,7 @@ class QCOMIface:
     from tinygrad.device import Device
     q, src, compiler = self.queue, SUBMIT_SRC + self.submit_src, ClangCompiler(unwrap(Device["CPU"].arch).split(","), "compile_qcom_submit")
     for k,v in {"BO_FLAGS": bo_flags, "SUBMIT_FLAGS": msm_drm.MSM_PIPE_3D0, "NO_IMPLICIT": msm_drm.MSM_SUBMIT_NO_IMPLICIT,
-                "BEYOND_REPAIR": BEYOND_REPAIR, "RETRY0": self.retry[0], "RETRY1": self.retry[1]}.items():
+                "BEYOND_REPAIR": f"{BEYOND_REPAIR}ull", "RETRY0": self.retry[0], "RETRY1": self.retry[1]}.items():
       src = src.replace(k, str(v))
     for typ in (type(arg), type(cmd)):
       for n,_,o,*_ in typ._real_fields_: src = src.replace(f"@{typ.__name__.removeprefix('struct_')}.{n}@", str(o))
@@ -393,9 +393,8 @@ class QCOMIface:
   def io_pointer(self) -> int: return unwrap(ctypes.cast(libc.dll.ioctl, ctypes.c_void_p).value)
 
   def submit_error(self, name:str) -> QCOMError:
-    """The failure of batch `name` that the submitter kept, in words. The device accepts work again after this."""
+    """The failure of batch `name` that the submitter kept, in words. Who clears queue.error makes the device accept work again."""
     err, arg = self.queue.error, self.queue.error_arg
-    self.queue.error = 0
     if err == 1001 and arg < LOST:
       return QCOMError(f"{name!r} references {arg:#x}, which is not allocated: a buffer was freed, or the device reopened, since it was captured. "
                        "Do: capture it again (TinyJit.reset)")
