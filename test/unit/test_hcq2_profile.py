@@ -34,6 +34,25 @@ print("FOUND", json.dumps({"replays": spans(lambda: two(next(xs))), "eager": spa
                            "devices": spans(lambda: devices(next(xs), y)), "shards": spans(lambda: sharded(shards))}))
 """
 
+UNTIMED = """
+from tinygrad import Tensor, TinyJit
+from tinygrad.helpers import Context
+f = TinyJit(lambda x: ((x + 1).contiguous() * 2).realize())
+for i in range(3):
+  x = Tensor([1.0, i], device="PYTHON").to("CPU").realize()
+  with Context(DEBUG=2 if i == 2 else 0): f(x)
+"""
+
+class TestHCQ2Untimed(unittest.TestCase):
+  def test_captured_without_timestamps(self):
+    # two kernels of one submit: when both had ended is all that is known
+    env = {**os.environ, "DEV": "CPU", "HCQ2": "1", "PROFILE": "0", "DEBUG": "0", "JIT": "1", "NO_COLOR": "1"}
+    done = subprocess.run([sys.executable, "-c", UNTIMED], env=env, stdout=subprocess.PIPE, text=True)
+    lines = [line for line in done.stdout.splitlines() if "*** CPU" in line]
+    self.assertEqual(len(lines), 2, done.stdout)
+    self.assertNotIn(" tm ", lines[0])
+    self.assertRegex(lines[1], r" tm .*ms \(all 2 kernels, host\)$")
+
 class TestHCQ2Profile(unittest.TestCase):
   @classmethod
   def setUpClass(cls):

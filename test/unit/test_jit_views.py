@@ -1,6 +1,6 @@
 import itertools, pickle, unittest
 import numpy as np
-from tinygrad import Tensor, TinyJit, Variable, dtypes
+from tinygrad import Device, Tensor, TinyJit, Variable, dtypes
 from tinygrad.engine.jit import JitError
 
 N = 64
@@ -88,28 +88,35 @@ class TestJitViews(unittest.TestCase):
     for k in range(2): jit(*captured(k))
     with self.assertRaises(JitError) as e: jit(*called(2))
     for w in words: self.assertIn(w, str(e.exception))
+    self.assertEqual(".clone()" in str(e.exception), ".clone()" in words, "a copy is advised where it helps, and nowhere else")
     np.testing.assert_array_equal(jit(*(args:=captured(3))).numpy(), sum(a.numpy() for a in args) + 1)
 
   def test_base_of_another_size(self):
     mk = lambda n: lambda k: (Tensor(np.full(n, k, np.float32)).realize(),)
-    self.check_refused(mk(4), mk(8), "input 0", "(4,)", "(8,)")
-    self.check_refused(mk(4), mk(2), "input 0", "(4,)", "(2,)")
+    self.check_refused(mk(4), mk(8), "input 0", "(4,)", "(8,)", "for each shape")
+    self.check_refused(mk(4), mk(2), "input 0", "(4,)", "(2,)", "for each shape")
     self.check_refused(lambda k: (fresh(k)[8:24],), lambda k: (Tensor(np.zeros(2*N, np.float32)).realize()[8:24],),
                        "(64 elements)", "(128 elements)", ".clone()")
   def test_another_offset(self):
     self.check_refused(lambda k: (fresh(k)[8:24],), lambda k: (fresh(k)[16:32],), "the views differ", ".clone()")
-    self.check_refused(lambda k: (fresh(k)[8:24].contiguous().realize(),), lambda k: (fresh(k)[16:32].contiguous().realize(),), "the views differ")
+    self.check_refused(lambda k: (fresh(k)[8:24].contiguous().realize(),), lambda k: (fresh(k)[16:32].contiguous().realize(),), "the views differ", ".clone()")
   def test_view_instead_of_a_buffer(self):
     self.check_refused(lambda k: (Tensor(np.full(16, k, np.float32)).realize(),), lambda k: (VIEWS["realized"](fresh(k)),),
                        "as a view of", ".clone()")
   def test_other_sharing(self):
-    self.check_refused(lambda k: ((b:=fresh(k))[:16], b[16:32]), lambda k: (fresh(k)[:16], fresh(k)[16:32]), "input 1", "buffer 0", "buffer 1")
+    self.check_refused(lambda k: ((b:=fresh(k))[:16], b[16:32]), lambda k: (fresh(k)[:16], fresh(k)[16:32]), "input 1", "buffer 0", "buffer 1", ".clone()")
   def test_another_dtype(self):
-    self.check_refused(lambda k: (fresh(k),), lambda k: (fresh(k).int().realize(),), "dtypes.float", "dtypes.int")
+    self.check_refused(lambda k: (fresh(k),), lambda k: (fresh(k).int().realize(),), "dtypes.float", "dtypes.int", "use .cast(dtypes.float)")
+  def test_another_device(self):
+    self.check_refused(lambda k: (fresh(k),), lambda k: (fresh(k).to("PYTHON").realize(),), "on PYTHON", f"use .to({Device.DEFAULT!r})")
   def test_empty_at_capture(self):
     jit = TinyJit(lambda x: (x + 1).realize())
     for _ in range(2): jit(Tensor.empty(16))
-    with self.assertRaisesRegex(JitError, "never written"): jit(fresh(0)[:16].clone().realize())
+    with self.assertRaisesRegex(JitError, "never written.*write it before it is captured$"): jit(fresh(0)[:16].clone().realize())
+  def test_empty_at_replay(self):
+    jit = TinyJit(lambda x: (x + 1).realize())
+    for k in range(2): jit(Tensor(np.full(16, k, np.float32)).realize())
+    with self.assertRaisesRegex(JitError, "never written.*write it before the call$"): jit(Tensor.empty(16))
   def test_same_tensor_twice(self):
     with self.assertRaisesRegex(JitError, "use .clone"): TinyJit(lambda a, b: (a + b).realize())(x:=fresh(0), x)
 

@@ -634,7 +634,7 @@ class QCOMDevice(HCQ2Compiled):
       if any(x.device == self.device and x.is_initialized() and x._buf.va_addr >= LOST for u in get_call_arg_uops(call) if (x:=u.buffer)):
         raise self.iface.undefined(LOST)
       if (PROFILE or DEBUG >= 2) and not all(prof for _,_,prof in call.arg.aux.kernels):
-        warnings.warn(f"no GPU times of {call.arg.name!r}, it was captured without them; DEBUG=2 shows times of the host instead. "
+        warnings.warn(f"no GPU times of {call.arg.name!r}, it was captured without them; DEBUG=2 shows the host's time for all of it. "
                       "Capture it with PROFILE=1, also what is loaded from a file", stacklevel=2)
       bufs = [cast(Buffer, get_call_arg_uops(call)[i].buffer) for i in ast.arg.globals]
       batch = next(x for x in bufs if x.device == "CPU" and x.dtype == dtypes.uint64 and x.size == len(BATCH))
