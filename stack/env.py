@@ -48,20 +48,25 @@ def output_folder(path: pathlib.Path) -> pathlib.Path:
   except OSError as e: raise Problem(f"{path} is no folder to write to ({e.strerror}); name another one") from e
   return path
 
-class Progress:
-  """A line on a terminal's stderr for work of `total` steps that takes minutes; nothing where stderr is no terminal."""
+class Line:
+  """A line on a terminal's stderr that replaces itself; nothing where stderr is no terminal."""
+  def __init__(self) -> None: self.live = sys.stderr.isatty()
+  def show(self, text: str) -> None:
+    if self.live: print(f"\r\033[K{text[:shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+  def clear(self) -> None:
+    """Before a line of output, and at the end."""
+    self.show("")
+
+class Progress(Line):
+  """How far work of `total` steps is that takes minutes."""
   def __init__(self, what: str, total: int):
-    self.what, self.total, self.done, self.live, self.start = what, total, 0, sys.stderr.isatty(), time.monotonic()
-    self.lock = threading.Lock()
+    super().__init__()
+    self.what, self.total, self.done, self.start, self.lock = what, total, 0, time.monotonic(), threading.Lock()
     self.step(0)
   def step(self, n: int = 1) -> None:
     with self.lock:
       self.done += n
-      text = f"  {self.what}: {self.done} of {self.total}, {time.monotonic() - self.start:.0f} s"
-      if self.live: print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-  def clear(self) -> None:
-    """Before a line of output, and at the end."""
-    if self.live: print("\r\033[K", end="", file=sys.stderr, flush=True)
+      self.show(f"  {self.what}: {self.done} of {self.total}, {time.monotonic() - self.start:.0f} s")
 
 def run_step(what: str, cmd: list[str | os.PathLike[str]], remedy: str) -> None:
   """Runs one set-up command. On a terminal its newest line of output is shown while it runs, elsewhere a sign of life every 20 s; Problem has its
@@ -69,17 +74,19 @@ def run_step(what: str, cmd: list[str | os.PathLike[str]], remedy: str) -> None:
   say(f"{what} ...")
   start = shown = time.monotonic()
   tail: collections.deque[str] = collections.deque(maxlen=12)
-  live = sys.stderr.isatty()
+  newest = Line()
   with subprocess.Popen(cmd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL) as child:
     try:
       for line in child.stdout or ():
         tail.append(line.rstrip())
-        if live: print(f"\r\033[K  {line.strip()[:shutil.get_terminal_size().columns - 4]}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - shown > 20: say(f"{what}: {time.monotonic() - start:.0f} s, {line.strip()[:100]}"); shown = time.monotonic()
+        newest.show(f"  {line.strip()}")
+        if not newest.live and time.monotonic() - shown > 20:
+          say(f"{what}: {time.monotonic() - start:.0f} s, {line.strip()[:100]}")
+          shown = time.monotonic()
     except KeyboardInterrupt:
       child.terminate()
       raise
-  if live: print("\r\033[K", end="", file=sys.stderr)
+  newest.clear()
   if child.returncode:
     raise Problem(f"{what} failed (exit status {child.returncode}):\n" + "\n".join("  " + line[:300] for line in tail) + f"\n{remedy}")
   if (took := time.monotonic() - start) > 2: say(f"{what}: done in {took:.0f} s")
@@ -127,16 +134,19 @@ def clang_works(clang: str) -> bool:
   except (OSError, subprocess.TimeoutExpired): return False
 
 def clang() -> str:
-  """The C compiler for tinygrad's CPU device: CC if set and usable, else `clang` on PATH, else the one in .venv. Raises Problem if none works.
-  The choice is linked as build/bin/clang; a compiler that the link already names is not tried again."""
+  """The C compiler for tinygrad's CPU device: CC if set and usable, else `clang` on PATH, else the one in .venv. Raises Problem if none works, and
+  for a CC that is no program. The choice is linked as build/bin/clang; a compiler that the link already names is not tried again."""
   link = BUILD / "bin" / "clang"
+  if (cc := os.environ.get("CC")) and shutil.which(cc) is None:
+    raise Problem(f"CC={cc} is no program on PATH and no path of one. Set CC to a clang, without options, or unset it")
   names = [os.environ.get("CC"), "clang", *map(str, sorted((VENV / "bin").glob("clang-[0-9]*"), reverse=True))]
   for path in filter(None, (shutil.which(name) for name in names if name)):
     if path == str(link): continue
-    if link.is_symlink() and os.readlink(link) == path: return path
-    if clang_works(path):
+    if not (known := link.is_symlink() and os.readlink(link) == path) and not clang_works(path): continue
+    if cc and path != shutil.which(cc): say(f"CC={cc} does not compile as tinygrad's CPU device needs it, {path} is used instead")
+    if not known:
       with written_whole(link) as part: part.symlink_to(path)
-      return path
+    return path
   raise Problem(f"no C compiler for tinygrad's CPU device (tried: {', '.join(n for n in names if n)}). Install clang, or set CC to one that works.")
 
 def environment(extra: Mapping[str, str] | None = None, tree: pathlib.Path = TREE) -> dict[str, str]:

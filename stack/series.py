@@ -8,7 +8,8 @@ from stack.env import Problem, ROOT
 
 DATE = "2026-08-25T00:00:00+0000"  # fixed, so that equal content gives equal commit ids
 # Folders of this repository that mirror a tinygrad checkout. test/stack tests this tool and belongs to no entry; upstream has test/__init__.py.
-OVERLAY, NOT_OVERLAY = ("tinygrad", "test"), re.compile(r"test/stack/|test/__init__\.py$|(.*/)?(__pycache__|\.[^/]*)/|.*\.pyc$")
+OVERLAY = ("tinygrad", "test")
+NOT_OVERLAY = re.compile(r"test/stack/|test/__init__\.py$|tinygrad/device\.py$|(.*/)?(__pycache__|\.[^/]*)/|.*\.pyc$")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:

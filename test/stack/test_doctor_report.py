@@ -5,12 +5,12 @@ import pytest
 from test.stack.site import ROOT
 
 sys.path.append(str(ROOT))  # behind build/tree, so that tinygrad and test stay those of the built tree
-from stack import wheel
+from stack import series, wheel
 
 def test_the_report_from_an_installed_wheel(tmp_path: pathlib.Path):
   """The self-test is on the virtual device, so the source tree's `test` is added to what the wheel has; without it, it is not run."""
   if not (ROOT / "build" / "dl").is_dir(): pytest.skip("needs the archives that `dev tree` downloads")
-  series, content = wheel.files(sys.executable)
+  stack, content = wheel.files(sys.executable)
   for name, data in content.items():
     if name.endswith((".py", "METADATA")):
       (at := tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ def test_the_report_from_an_installed_wheel(tmp_path: pathlib.Path):
   found = {f["subject"]: f for f in report["findings"]}
   assert report["ok"] == (done.returncode == 0) == all(f["state"] != "problem" for f in report["findings"])
   assert {"system", "stack", "clang", "Mesa", "kernel cache"} <= set(found)
-  assert f"tinygrad {wheel.version(series)}, installed" in found["stack"]["text"]
+  assert f"tinygrad {wheel.version(stack)}, installed" in found["stack"]["text"]
   assert all(f["remedy"] for f in report["findings"] if f["state"] == "problem")
   if not any(f["state"] == "ok" and f["subject"].startswith("/dev/") for f in report["findings"]): assert found["self-test"]["state"] == "note"
 
@@ -36,3 +36,12 @@ def test_dev_doctor_tests_the_virtual_device_where_there_is_no_other():
   assert tests["self-test image"]["facts"]["kernels_with_textures"] > 0
   virtual = "MOCK" in tests["self-test add"]["facts"]["DEV"]
   assert ("VIRTUAL" in tests["self-test add"]["text"]) == virtual
+
+@pytest.mark.parametrize("module", ["tinygrad.device", "tinygrad.runtime.support.qcom_doctor"])
+def test_a_clone_without_an_installed_tinygrad_says_what_to_run(module: str):
+  """There the package is this repository's folder, which has only what the stack adds."""
+  env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+  done = subprocess.run([sys.executable, "-m", module], cwd=ROOT, env=env, capture_output=True, text=True)
+  assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+  assert f"./dev run -m {module}" in done.stderr and "pip install" in done.stderr, done.stderr
+  assert "tinygrad/device.py" not in series.overlay_files(), "it must not stand in place of tinygrad's own"

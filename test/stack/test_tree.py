@@ -1,6 +1,7 @@
 """`dev tree`: what the built tree holds, and that neither edits nor this repository's own files are ever lost."""
 from __future__ import annotations
 import os, subprocess, sys
+import pytest
 from test.stack.site import DOUBLE, FIX_HALF, HALF, SERIES, Site, entry, git, site_fixture  # noqa: F401
 
 def test_history_is_the_base_and_one_commit_an_entry(site: Site):
@@ -118,3 +119,12 @@ def test_the_compiler_is_chosen_by_many_at_once(site: Site):
     print(len(found), (env.BUILD / "bin" / "clang").readlink() in map(env.pathlib.Path, found), *(p.name for p in (env.BUILD / "bin").iterdir()))"""
   done = subprocess.run([sys.executable, "-c", code], cwd=site.root, capture_output=True, text=True, timeout=120)
   assert done.stdout == "1 True clang\n", done.stderr
+
+@pytest.mark.parametrize("cc,said", [("nope", "CC=nope is no program on PATH"), ("ccache clang", "CC=ccache clang is no program"),
+                                     ("false", "CC=false does not compile as tinygrad's CPU device needs it, ")])
+def test_a_compiler_that_was_asked_for_is_not_passed_over_in_silence(site: Site, cc: str, said: str):
+  code = "import sys; sys.path.insert(0, '.'); from stack import env; print(env.clang())"
+  for _ in range(2):
+    done = subprocess.run([sys.executable, "-c", code], cwd=site.root, env={**os.environ, "CC": cc}, capture_output=True, text=True, timeout=120)
+    assert said in done.stderr and (done.returncode == 0) == ("does not compile" in said), done.stderr
+    if not done.returncode: assert f"{done.stdout.strip()} is used instead" in done.stderr

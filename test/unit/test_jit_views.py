@@ -99,12 +99,14 @@ class TestJitViews(unittest.TestCase):
                        "(64 elements)", "(128 elements)", ".clone()")
   def test_another_offset(self):
     self.check_refused(lambda k: (fresh(k)[8:24],), lambda k: (fresh(k)[16:32],), "the views differ", ".clone()")
-    self.check_refused(lambda k: (fresh(k)[8:24].contiguous().realize(),), lambda k: (fresh(k)[16:32].contiguous().realize(),), "the views differ", ".clone()")
+    self.check_refused(lambda k: (fresh(k)[8:24].contiguous().realize(),), lambda k: (fresh(k)[16:32].contiguous().realize(),),
+                       "the views differ", ".clone()")
   def test_view_instead_of_a_buffer(self):
     self.check_refused(lambda k: (Tensor(np.full(16, k, np.float32)).realize(),), lambda k: (VIEWS["realized"](fresh(k)),),
                        "as a view of", ".clone()")
   def test_other_sharing(self):
-    self.check_refused(lambda k: ((b:=fresh(k))[:16], b[16:32]), lambda k: (fresh(k)[:16], fresh(k)[16:32]), "input 1", "buffer 0", "buffer 1", ".clone()")
+    self.check_refused(lambda k: ((b:=fresh(k))[:16], b[16:32]), lambda k: (fresh(k)[:16], fresh(k)[16:32]),
+                       "input 1", "buffer 0", "buffer 1", ".clone()")
   def test_another_dtype(self):
     self.check_refused(lambda k: (fresh(k),), lambda k: (fresh(k).int().realize(),), "dtypes.float", "dtypes.int", "use .cast(dtypes.float)")
   def test_another_device(self):

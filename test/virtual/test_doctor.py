@@ -106,10 +106,46 @@ def test_the_self_test_runs_on_the_node_that_works_mainline_first(monkeypatch: p
   assert doctor.choose([ok(MSM), ok(KGSL)]) == "MSM+QCOM"
   assert doctor.choose([bad(MSM), ok(KGSL)]) == "KGSL+QCOM"
   assert doctor.choose([bad(MSM), bad(KGSL)]) == "MOCKMSM+QCOM"
+  monkeypatch.setenv("DEV", "QCOM")
+  assert doctor.choose([bad(MSM), ok(KGSL)]) == "QCOM"
+  assert doctor.choose([bad(MSM)]) is None, "the node's finding has the reason already"
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+  """report(nodes, dev): (exit status, output) of the doctor, as a list of lines, on a machine where this one has its host."""
+  def run(paths: list[str], dev: str, *args: str) -> tuple[int, list[str]]:
+    monkeypatch.setenv("DEV", dev)
+    monkeypatch.setattr(doctor, "host", lambda: [])
+    monkeypatch.setattr(doctor.glob, "glob", lambda p, recursive=False: paths if "renderD" in p else [])
+    monkeypatch.setattr(doctor, "probe", lambda node, ask: doctor.Finding(node, "problem", "cannot be opened: EACCES", "join the group"))
+    status = doctor.main(list(args))
+    return status, capsys.readouterr().out.splitlines()
+  return run
+
+@pytest.mark.parametrize("nodes,cause", [([], "no /dev/dri/renderD* and no /dev/kgsl-3d0"), ([MSM], "cannot be opened: EACCES")])
+def test_one_cause_is_one_problem(report, nodes, cause):
+  status, lines = report(nodes, "QCOM")
+  assert status == 1 and sum(" !! " in line for line in lines) == 1 and cause in lines[0] and "-> " in lines[1], lines
+  assert lines[-1] == "doctor: no usable Adreno 630 in this machine; 1 problem(s)" and "self-test: not run" in lines[-2], lines
+
+def test_a_device_that_does_not_open_is_told_once(report, monkeypatch: pytest.MonkeyPatch):
+  """A node of another GPU only, which is no problem of its own."""
+  monkeypatch.setenv("QCOM_MOCK", json.dumps({"nodes": []}))
+  status, lines = report([], "MOCKMSM+QCOM")
+  assert status == 1 and [line for line in lines if " !! " in line] == [line for line in lines if "MOCKMSM+QCOM does not open: " in line], lines
+  assert sum("does not open" in line for line in lines) == 1, lines
+
+def test_a_machine_without_an_adreno_is_not_called_ok(report, monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.setattr(doctor, "selftest", lambda dev: [doctor.Finding("self-test add", "ok", f"DEV={dev}")])
+  status, lines = report([], "")
+  assert status == 0 and lines[-1] == "doctor: no usable Adreno 630 in this machine; nothing else is missing", lines
+  status, lines = report([], "", "--json")
+  found = json.loads("\n".join(lines))
+  assert status == 0 and found["ok"] and not found["adreno"], lines
 
 def test_the_self_test_reports_a_device_that_does_not_open():
   (found,) = doctor._selftest("NOSUCH+QCOM", 0, "", 120)
-  assert found.state == "problem" and found.text.startswith("DEV=NOSUCH+QCOM: ") and "DEBUG=2" in found.remedy and found.facts["stderr"]
+  assert found.state == "problem" and found.text.startswith("DEV=NOSUCH+QCOM does not open: ") and "DEBUG=2" in found.remedy and found.facts["stderr"]
 
 def test_the_self_test_notices_a_gpu_that_computes_nothing(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.setenv("QCOM_MOCK", json.dumps({"execute": False}))

@@ -155,6 +155,10 @@ def kgsl_node(node: str, ioctl: Ioctl, facts: dict[str, Any]) -> Finding:
   if found.state == "ok": found.text += f", kgsl {facts['version']}, {facts['gmem_bytes'] >> 10} KiB of GMEM"
   return found
 
+def asked() -> str:
+  """The user's DEV, if it names a real Adreno."""
+  return dev if "QCOM" in (dev := os.environ.get("DEV", "")) and "MOCK" not in dev else ""
+
 def devices() -> list[Finding]:
   """One finding per GPU node of this machine, or one that says there is none."""
   found = [probe(node, drm_node) for node in sorted(glob.glob("/dev/dri/renderD*"))]
@@ -163,6 +167,7 @@ def devices() -> list[Finding]:
     text, remedy = "no /dev/dri/renderD* and no /dev/kgsl-3d0", ""
     if "sdm845" in read("/proc/device-tree/compatible"):
       remedy = "this is an SDM845: enable CONFIG_DRM_MSM, and the gpu node (&gpu, &gmu, zap-shader) in the board's device tree"
+    elif asked(): remedy = f"DEV={asked()} needs a machine with an Adreno 630; DEV=MOCKMSM+QCOM is the virtual one of a source tree"
     found.append(Finding("device nodes", "problem" if remedy else "note", text, remedy))
   return found
 
@@ -272,6 +277,7 @@ def selftest(dev: str, timeout_s: float = 600) -> Iterator[Finding]:
     found = _selftest(dev, image, what, timeout_s)
     if live: print("\r\033[K", end="", file=sys.stderr, flush=True)
     yield from found
+    if found[-1].subject == "self-test": return # it does not open, with images neither
 
 def _selftest(dev: str, image: int, what: str, timeout_s: float) -> list[Finding]:
   env = {**os.environ, "DEV": dev, "IMAGE": str(image), "PARALLEL": "0", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
@@ -285,8 +291,10 @@ def _selftest(dev: str, image: int, what: str, timeout_s: float) -> list[Finding
   lines = err.strip().splitlines()
   said = lines[-1] if lines else f"ended by signal {-code}" if code < 0 else f"status {code}"
   repeat, found = f"repeat with more output: DEV={dev} IMAGE={image} DEBUG=2 python -m {cmd[2]} --selftest", list[Finding]()
+  if "open" not in results:
+    return [Finding("self-test", "problem", f"DEV={dev} does not open: {said}", repeat, {"DEV": dev, "stderr": lines[-20:]})]
   for t in TESTS[image]:
-    facts = {**results.get("open", {}), **results.get(t, {}), "DEV": dev}
+    facts = {**results["open"], **results.get(t, {}), "DEV": dev}
     if t in results and results[t]["ok"]: found.append(Finding(f"self-test {t}", "ok", f"DEV={dev}: exact on {what}", facts=facts))
     elif t in results: found.append(Finding(f"self-test {t}", "problem", f"DEV={dev}: WRONG RESULT on {what}", repeat, facts))
     else: return [*found, Finding(f"self-test {t}", "problem", f"DEV={dev}: {said}", repeat, {**facts, "stderr": lines[-20:]})]
@@ -294,9 +302,9 @@ def _selftest(dev: str, image: int, what: str, timeout_s: float) -> list[Finding
 
 def choose(found: list[Finding]) -> str | None:
   """DEV for the self-test: the user's own if it names QCOM, else the node that works, mainline first, else the virtual device, which comes with a
-  source tree only."""
-  if "QCOM" in (dev := os.environ.get("DEV", "")): return dev
+  source tree only. None if there is none, or where the user's own can't open for a reason that is among the findings."""
   usable = [f.subject for f in found if f.state == "ok"]
+  if "QCOM" in (dev := os.environ.get("DEV", "")): return None if asked() and not usable and any(f.state == "problem" for f in found) else dev
   if any("/dri/" in n for n in usable): return "MSM+QCOM"
   if KGSL_NODE in usable: return "KGSL+QCOM"
   try: return "MOCKMSM+QCOM" if importlib.util.find_spec("test.mockgpu.qcom") else None
@@ -307,7 +315,7 @@ def show(f: Finding) -> str:
   return f"{mark}{f.subject}: {f.text}" + (f"\n       -> {f.remedy}" if f.remedy else "")
 
 def main(args: list[str]) -> int:
-  """Exit status 0 if nothing needs to be done, 1 otherwise, 2 for wrong arguments."""
+  """Exit status 0 if nothing needs to be done, also on a machine without an Adreno 630; 1 otherwise, 2 for wrong arguments."""
   if args == ["--selftest"]:
     selftest_main()
     return 0
@@ -318,14 +326,15 @@ def main(args: list[str]) -> int:
   report = [*host(), *nodes, *clocks(), *dumps()]
   if not args: print(*map(show, report), sep="\n", flush=True)
   none = Finding("self-test", "note", "not run: no usable Adreno 630 in this machine")
+  adreno = any(f.state == "ok" for f in nodes)
   for test in selftest(dev) if (dev := choose(nodes)) else [none]:
     if not args: print(show(test), flush=True)
     report.append(test)
   problems = [f for f in report if f.state == "problem"]
-  if args: print(json.dumps({"ok": not problems, "findings": [dataclasses.asdict(f) for f in report]}, indent=2))
+  if args: print(json.dumps({"ok": not problems, "adreno": adreno, "findings": [dataclasses.asdict(f) for f in report]}, indent=2))
   else:
-    absent = "" if any(f.state == "ok" for f in nodes) else "; no usable Adreno 630 in this machine"
-    print(f"doctor: {f'{len(problems)} problem(s)' if problems else 'ok'}{absent}")
+    count = f"{len(problems)} problem(s)" if problems else "ok" if adreno else "nothing else is missing"
+    print(f"doctor: {'' if adreno else 'no usable Adreno 630 in this machine; '}{count}")
   return 1 if problems else 0
 
 if __name__ == "__main__": sys.exit(main(sys.argv[1:]))
