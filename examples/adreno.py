@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from tinygrad import Context, Device, GlobalCounters, dtypes
 from tinygrad.dtype import DType, _to_np_dtype
+from tinygrad.engine.realize import get_call_kernels
 from tinygrad.helpers import DEBUG, DEV
 from tinygrad.nn.onnx import OnnxRunner
+from tinygrad.uop.ops import Ops
 
 Shape = tuple[int, ...]
 
@@ -77,6 +79,11 @@ def progress(compiling: bool) -> Iterator[None]:
   with Context(DEBUG=max(DEBUG.value, int(compiling and sys.stderr.isatty()))):
     with contextlib.nullcontext() if DEBUG > 1 or not compiling else contextlib.redirect_stdout(io.StringIO()): yield
 
+def kernels_and_copies(jit: Any) -> tuple[int, int]:
+  """How many of each a replay of a captured TinyJit makes; copies are from and to the host."""
+  ops = [kernel.src[0].op for call in jit.captured.linear.src for _, kernel in get_call_kernels(call)]
+  return len(ops) - ops.count(Ops.COPY), ops.count(Ops.COPY)
+
 class Meter:
   """What one replay costs, counted the same way on hardware and on the virtual device; what hardware does not count is None."""
   def __init__(self, dev: Any, virtual: bool):
@@ -87,7 +94,7 @@ class Meter:
     self.start()
 
   def start(self) -> None:
-    self.kernels, self.submits, self.ops = GlobalCounters.kernel_count, self.dev.queue.submits, GlobalCounters.global_ops
+    self.submits, self.ops = self.dev.queue.submits, GlobalCounters.global_ops
     self.counted, self.reads = dict(self.gpu.counters) if self.gpu is not None else {}, self.image_reads()
     self.seconds = time.perf_counter()
 
@@ -95,8 +102,8 @@ class Meter:
     """`operations` is tinygrad's estimate, `image_reads` is by lanes."""
     gpu = {n: self.gpu.counters[n] - self.counted.get(n, 0) if self.gpu is not None else None for n in ("wave_instructions", "lane_instructions")}
     reads = None if self.reads is None else (self.image_reads() or 0) - self.reads
-    return {"kernels": GlobalCounters.kernel_count - self.kernels, "submits": self.dev.queue.submits - self.submits,
-            "operations": int(GlobalCounters.global_ops - self.ops), "image_reads": reads, "seconds": time.perf_counter() - self.seconds, **gpu}
+    return {"submits": self.dev.queue.submits - self.submits, "operations": int(GlobalCounters.global_ops - self.ops), "image_reads": reads,
+            "seconds": time.perf_counter() - self.seconds, **gpu}
 
   def buffers(self) -> int | None:
     """Length of the last submit's buffer list. None on KGSL, where every mapped buffer is part of every submit."""

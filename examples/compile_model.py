@@ -9,7 +9,8 @@ Held against each other: eager, captured and replayed outputs, and those of the 
 (--tolerance); and outputs of doubled inputs (different). Exit status 0 if all of that holds.
 """
 from __future__ import annotations
-import argparse, hashlib, os, pathlib, subprocess, sys, time, traceback
+import argparse, hashlib, math, os, pathlib, subprocess, sys, time, traceback
+from collections.abc import Callable
 from typing import Any
 import numpy as np
 from tinygrad import Device, Tensor, TinyJit, dtypes
@@ -19,19 +20,42 @@ import adreno, model_file
 
 FLAGS = ("IMAGE", "FLOAT16", "NOLOCALS", "JIT_BATCH_SIZE", "OPENPILOT_HACKS", "JIT", "BEAM", "NO_MEMORY_PLANNER")
 
+def number(kind: type, least: float, what: str) -> Callable[[str], float]:
+  """An option's value of at least `least`."""
+  def parse(text: str) -> float:
+    try:
+      if math.isfinite(value := kind(text)) and value >= least: return value # type: ignore[no-any-return]
+    except ValueError: pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+  return parse
+
+def output(option: str, file: str | None) -> None:
+  """Raises RuntimeError, before work of minutes is done for it, for a file that can't be written."""
+  if file is None: return
+  folder = pathlib.Path(file).parent
+  if not folder.is_dir(): raise RuntimeError(f"{option} {file}: there is no folder {folder}, make it first")
+  if not os.access(folder, os.W_OK | os.X_OK): raise RuntimeError(f"{option} {file}: the folder {folder} can't be written, name another one")
+  if pathlib.Path(file).is_dir(): raise RuntimeError(f"{option} {file} is a folder, name a file in it")
+
 def arguments(doc: str | None, *names: str) -> argparse.ArgumentParser:
   """Options that compile_model and run_model share."""
   p = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
   for name in names: p.add_argument(name)
   p.add_argument("--input", metavar="NAME=FILE.npy", action="append", default=[], help="contents of an input; else random")
-  p.add_argument("--seed", type=int, default=0, help="of random inputs")
-  p.add_argument("--runs", type=int, default=3, help="timed replays")
+  p.add_argument("--seed", type=number(int, 0, "a whole number from 0"), default=0, help="of random inputs")
+  p.add_argument("--runs", type=number(int, 1, "a whole number from 1"), default=3, help="timed replays")
   return p
 
 def pairs(options: list[str], what: str) -> dict[str, str]:
   for o in options:
     if "=" not in o: raise RuntimeError(f"{what} is NAME=VALUE, not {o!r}")
   return dict(o.split("=", 1) for o in options)
+
+def shape(name: str, text: str) -> adreno.Shape:
+  """Of an option --shape NAME=1,3,320,320; NAME= is a scalar's."""
+  sizes = tuple(int(d) if d.isdecimal() else 0 for d in text.split(",")) if text else ()
+  if 0 in sizes: raise RuntimeError(f"--shape {name}={text} is no shape, which is whole numbers from 1 like {name}=1,3,320,320")
+  return sizes
 
 def array(file: str) -> np.ndarray:
   if not pathlib.Path(file).is_file(): raise RuntimeError(f"there is no file {file}")
@@ -102,9 +126,10 @@ def worst(got: dict[str, np.ndarray], want: dict[str, np.ndarray], tolerance: fl
 def main(args: argparse.Namespace) -> str:
   if getenv("JIT", 1) == 0: raise RuntimeError("JIT=0 captures nothing, so there would be nothing to save: use JIT=1 or 2")
   if not pathlib.Path(args.model).is_file(): raise RuntimeError(f"there is no file {args.model}")
+  output("out", args.out)
+  shapes = {n: shape(n, v) for n, v in pairs(args.shape, "--shape").items()}
   dev, virtual = adreno.open_device()
   print(adreno.describe(dev, virtual), flush=True)
-  shapes = {n: tuple(int(d) for d in v.split(",") if d) for n, v in pairs(args.shape, "--shape").items()}
   model, specs = adreno.load_onnx(args.model, shapes)
   values, flags = contents(specs, pairs(args.input, "--input"), args.seed), {f: os.environ[f] for f in FLAGS if f in os.environ}
   print(f"  {'inputs':<22} {', '.join(f'{n} {d.name} {s}' for n, (s, d) in specs.items())}")
@@ -147,7 +172,8 @@ def main(args: argparse.Namespace) -> str:
   size = model_file.save(args.out, jit, {
     "model": pathlib.Path(args.model).name, "flags": flags, "inputs": {n: [list(s), repr(d).removeprefix("dtypes.")] for n, (s, d) in specs.items()},
     "outputs": {n: list(v.shape) for n, v in outputs[0].items()}})
-  rows = {"kernels and copies": cost["kernels"], "submits": cost["submits"],
+  kernels, copies = adreno.kernels_and_copies(jit)
+  rows = {"kernels": kernels, "copies": copies, "submits": cost["submits"],
           "buffers per submit": b if (b := meter.buffers()) is not None else "KGSL takes no list, all that is mapped takes part",
           "image reads": adreno.count(cost["image_reads"], "by lanes"), "operations, estimated": adreno.count(cost["operations"]),
           "instructions, counted": adreno.instructions(cost), "enqueue": f"{enqueue:.2f} ms", "replay": f"{total:.1f} ms",
@@ -170,7 +196,8 @@ if __name__ == "__main__":
   parser = arguments(__doc__, "model", "out")
   parser.add_argument("--shape", metavar="NAME=1,3,320,320", action="append", default=[],
                       help="of an input that the model leaves open; only its first dimension, a batch, is 1 otherwise")
-  parser.add_argument("--tolerance", type=float, help="difference from onnxruntime, relative to an output's largest value (1e-3; FLOAT16=1: 3e-2)")
+  parser.add_argument("--tolerance", type=number(float, 0, "a number from 0"),
+                      help="difference from onnxruntime, relative to an output's largest value (1e-3; FLOAT16=1: 3e-2)")
   try: verdict = main(parser.parse_args())
   except (Exception, KeyboardInterrupt) as e: # whatever it is, it is told in words
     if DEBUG: traceback.print_exc()

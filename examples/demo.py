@@ -11,7 +11,7 @@ import onnxruntime
 from PIL import Image, ImageDraw, ImageFont
 from tinygrad import Tensor, TinyJit
 from tinygrad.helpers import DEBUG, tqdm
-from adreno import Meter, count, describe, in_words, instructions, interface, load_onnx, open_device, packaged, progress
+from adreno import Meter, count, describe, in_words, instructions, interface, kernels_and_copies, load_onnx, open_device, packaged, progress
 
 PACKAGE, MODEL = "rapidocr_onnxruntime", "models/ch_ppocr_mobile_v2.0_cls_infer.onnx"
 SHAPE, LABELS = (1, 3, 48, 192), ("upright", "upside down")
@@ -77,18 +77,19 @@ def main() -> str:
 
   if (why := meter.trouble()) is not None: raise AssertionError(why)
   one, n, rss = costs[0], len(costs), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-  for what in ("kernels", "submits", "lane_instructions"):
+  for what in ("submits", "lane_instructions"):
     if any(c[what] != one[what] or one[what] == 0 for c in costs): raise AssertionError(f"{what} of the replays: {[c[what] for c in costs]}")
   lanes = one["lane_instructions"]
   rate = f", {count(lanes * n / phases['replay'], 'lane-instructions/s')}" if lanes is not None else ""
-  rows = {"kernels per replay": one["kernels"], "submits per replay": one["submits"],
+  kernels, copies = kernels_and_copies(classify)
+  rows = {"kernels, copies per replay": f"{kernels}, {copies}", "submits per replay": one["submits"],
           "buffers per submit": b if (b := meter.buffers()) is not None else "KGSL takes no list, all that is mapped takes part",
           "instructions per replay": instructions(one), "time per replay": f"{phases['replay'] / n * 1e3:.1f} ms{rate}",
           "eager, capture": f"{phases['eager']:.1f} s, {phases['capture']:.1f} s (compiling and encoding)",
           "answers": f"{correct} of {n} as drawn, log(probability) at most {worst:.1e} from onnxruntime's", "peak memory": f"{rss:.0f} MiB"}
   if one["image_reads"]: rows["image reads per replay"] = count(one["image_reads"], "by lanes")
   print(*(f"  {k:<24} {v}" for k, v in rows.items()), sep="\n")
-  return f"{n} replays of {one['kernels']} kernels agree with onnxruntime on the {'VIRTUAL ' if virtual else ''}Adreno 630 ({interface(dev)}), " \
+  return f"{n} replays of {kernels} kernels agree with onnxruntime on the {'VIRTUAL ' if virtual else ''}Adreno 630 ({interface(dev)}), " \
          f"{time.perf_counter() - began:.0f} s"
 
 if __name__ == "__main__":

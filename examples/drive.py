@@ -273,11 +273,11 @@ def main(args: argparse.Namespace) -> str:
         if digest != want[n]: raise AssertionError(f"{name}: step {n} of the loaded capture differs from the eager one")
         bar.update(1)
       stored = stored or pickle.dumps((jit, model.state()), protocol=5)
-    last = costs[-1]
-    print(f"  {name:<40} {last['kernels']} kernels, {last['submits']} submits a step, enqueue {min(times[2:]) * 1e3:.2f} ms, equal, also loaded",
-          flush=True)
+    last, (kernels, copies) = costs[-1], adreno.kernels_and_copies(jit)
+    print(f"  {name:<40} {kernels} kernels, {copies} copies, {last['submits']} submits a step, enqueue {min(times[2:]) * 1e3:.2f} ms, "
+          "equal, also loaded", flush=True)
   if (why := meter.trouble()) is not None: raise AssertionError(why)
-  if args.json: return json.dumps({"kernels": last["kernels"], "image_reads": last["image_reads"], "off": worst})
+  if args.json: return json.dumps({"kernels": kernels, "image_reads": last["image_reads"], "off": worst})
   if args.reload:
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder) / "drive.pkl"
@@ -287,7 +287,7 @@ def main(args: argparse.Namespace) -> str:
     found = json.loads(done.stdout.strip().splitlines()[-1])
     if found["digests"] != [d.hex() for d in want]: raise AssertionError("another process computes something else with the pickle")
     print(f"  {'another process':<40} reload {found['reload_ms']} ms, first replay {found['first_ms']} ms, no kernel compiled, equal")
-  return f"{args.steps} steps of {last['kernels']} kernels are equal in every way, digest {hashlib.sha256(b''.join(want)).hexdigest()[:16]}"
+  return f"{args.steps} steps of {kernels} kernels are equal in every way, digest {hashlib.sha256(b''.join(want)).hexdigest()[:16]}"
 
 def loaded(args: argparse.Namespace, rings: list[Ring], what: Drive) -> str:
   data, start = pathlib.Path(args.loaded).read_bytes(), time.perf_counter()

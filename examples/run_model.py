@@ -11,10 +11,11 @@ from tinygrad import Device, dtypes
 from tinygrad.engine import realize
 from tinygrad.helpers import DEBUG, DEV, getenv
 import adreno, model_file
-from compile_model import arguments, contents, digest, numpy, pairs, tensors, timed
+from compile_model import arguments, contents, digest, numpy, output, pairs, tensors, timed
 
 def main(args) -> str:
   if not pathlib.Path(args.file).is_file(): raise RuntimeError(f"there is no file {args.file}")
+  for option, file in (("--save", args.save), ("--json", args.json)): output(option, file)
   if getenv("JIT", 1) == 0: raise RuntimeError("JIT=0 replays nothing, and a file holds nothing else: use JIT=1 or 2")
   if not DEV.device: adreno.open_device()
   _ = Device[Device.DEFAULT] # opening it is not part of a reload

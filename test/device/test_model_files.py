@@ -3,7 +3,7 @@
 The scripts themselves hold outputs against onnxruntime and each other. Without DEV: compiled on the virtual Adreno through MSM.
 """
 from __future__ import annotations
-import os, pathlib, subprocess, sys
+import os, pathlib, re, subprocess, sys
 import numpy as np
 import pytest
 from tinygrad.helpers import DEV
@@ -44,6 +44,7 @@ def test_from_onnx_to_another_process(model: pathlib.Path) -> None:
   flags = {"IMAGE": "1", "FLOAT16": "1", "NOLOCALS": "1", "JIT_BATCH_SIZE": "0", "OPENPILOT_HACKS": "1"}
   status, text = script("compile_model.py", model, out, "--shape", "img=1,3,12,20", **flags)
   assert status == 0 and "compile_model: ok" in text, text
+  assert re.search(r"^  kernels +[1-9]\d*$", text, re.M) and re.search(r"^  copies +1$", text, re.M), text # "state", which lies in host memory
   np.save(array, np.ones((1, 3, 12, 20), np.float32))
   for dev in (RUN, "MOCKKGSL+QCOM:IR3") if RUN.startswith("MOCKMSM") else (RUN,): # the file is not one kernel's
     status, text = script("run_model.py", out, "--input", f"img={array}", "--save", outputs, dev=dev)
@@ -66,10 +67,22 @@ def test_what_is_not_compiled(model: pathlib.Path) -> None:
   out = model.with_name("none.pkl")
   for args, dev, words in (((model, out), RUN, ("input 'img' open, (any, 3, any, any)", "--shape img=1,3,1,1")),
                            ((model, out, "--shape", "img=1,4,12,20"), RUN, ("(any, 3, any, any) in the model, not (1, 4, 12, 20)",)),
+                           ((model, out, "--shape", "img=1,3,a,20"), RUN, ("--shape img=1,3,a,20 is no shape", "img=1,3,320,320")),
+                           ((model, out, "--shape", "img=1,3,0,20"), RUN, ("--shape img=1,3,0,20 is no shape",)),
+                           ((model, out, "--shape", "img"), RUN, ("--shape is NAME=VALUE, not 'img'",)),
+                           ((model, out.with_name("none") / "m.pkl"), RUN, ("there is no folder", "none, make it first")),
+                           ((model, out.parent), RUN, ("is a folder, name a file in it",)),
                            ((__file__, out), RUN, ("can't be read as an ONNX model",)),
                            ((model, out), "CPU", ("DEV=CPU is not an Adreno",))):
     status, text = script("compile_model.py", *args, dev=dev)
     assert status == 1 and all(w in text for w in words), text
+  for option, value, words in (("--runs", "0", "'0' is not a whole number from 1"), ("--seed", "-1", "'-1' is not a whole number from 0"),
+                               ("--tolerance", "nan", "'nan' is not a number from 0")):
+    status, text = script("compile_model.py", model, out, option, value)
+    assert status == 2 and f"argument {option}: {words}" in text, text
+  for option in ("--save", "--json"):
+    status, text = script("run_model.py", model, option, out.with_name("none") / "x")
+    assert status == 1 and f"run_model: FAILED {option} " in text and "make it first" in text, text
   assert not out.exists()
 
 @pytest.mark.parametrize("kind", ["uint8", "int8", "uint16", "int32", "uint32", "int64", "bool", "float16"])

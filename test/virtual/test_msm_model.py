@@ -1,6 +1,6 @@
 """The MSM DRM model against the kernel's rules, one row a rule: where the kernel says so, what is done, what comes back."""
 from __future__ import annotations
-import ctypes, errno, fcntl, mmap, os, resource, select, signal, struct, threading, time
+import ctypes, errno, fcntl, json, mmap, os, resource, select, signal, struct, threading, time
 from dataclasses import dataclass
 from collections.abc import Callable
 from typing import Any
@@ -1148,6 +1148,24 @@ def test_settings_from_the_environment(monkeypatch: Any) -> None:
   assert boot(kernel="7.2")[0].config.kernel == "7.2"
   monkeypatch.setenv("QCOM_MOCK", "kernel=6.6")
   with pytest.raises(ValueError, match="JSON"): qcom.configure()
+
+BAD_SETTINGS = [ # settings in QCOM_MOCK, and what the answer says beside the variable's name: what is wrong, what is allowed
+  ([1], "is not a JSON object"), ({"colour": 1}, "no setting 'colour', there are kernel, chip_id"), ({"kernel": "5.4"}, "'5.4', allowed: 6.1, 6.6"),
+  ({"schedule": "soon"}, "schedule is 'soon', allowed: asap, late"), ({"order": "up"}, "order is 'up', allowed: forward, reversed"),
+  ({"execute": "no"}, "execute is 'no', allowed: true, false"), ({"gpu": 1}, "gpu is 1, allowed: true, false"),
+  ({"va_size": "4G"}, "va_size is '4G', allowed: a whole number"), ({"chip_id": "0x06030002"}, "chip_id is '0x06030002', allowed: a whole number"),
+  ({"hang_polls": 0}, "hang_polls is 0"), ({"counter_start": -1}, "counter_start is -1"), ({"memory": -1}, "allowed: a number of bytes"),
+  ({"kgsl_wait_s": "1"}, "kgsl_wait_s is '1', allowed: seconds"), ({"nodes": ["/dev/x"]}, "allowed: a list of /dev/dri/renderD128, /dev/kgsl-3d0"),
+  ({"denied": ["/dev/x"]}, "allowed: a list of /dev/dri/renderD128"), ({"rd": "/nonexistent/x.rd"}, "rd is '/nonexistent/x.rd', allowed: the name"),
+  ({"estimate": "/nonexistent/x.svg"}, "estimate is"), ({"strict": "on"}, "strict must be 'off'"), ({"strict": {"colour": 1}}, "has no colour"),
+  ({"strict": {"lenient": ["colour:x"]}}, "no kind colour, there are unmapped"), ({"fail": {"GEM_OLD": {"1": 5}}}, "calls are GET_PARAM"),
+  ({"fail": {"GEM_NEW": {"first": 5}}}, "allowed: numbers of calls"), ({"fail": {"GEM_NEW": {"1": 9999}}}, "allowed: the number of an errno"),
+]
+@pytest.mark.parametrize("settings,words", BAD_SETTINGS, ids=lambda x: str(x)[:40])
+def test_a_setting_that_means_nothing_is_named_with_what_is_allowed(monkeypatch: Any, settings: Any, words: str) -> None:
+  monkeypatch.setenv("QCOM_MOCK", json.dumps(settings))
+  with pytest.raises(ValueError) as e: qcom.configure()
+  assert str(e.value).startswith("QCOM_MOCK") and words in str(e.value), str(e.value)
 
 def test_nodes_can_be_absent_or_denied() -> None:
   qcom.configure(nodes=(qcom.KGSL_NODE,), denied=(qcom.KGSL_NODE,))

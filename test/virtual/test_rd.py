@@ -154,9 +154,21 @@ def test_a_range_of_submits(tmp_path, kind, only, numbers, monkeypatch):
   assert captured(kind, monkeypatch, 5, QCOM_RD=str(path), QCOM_RD_RANGE=only) == [6, 7, 8]
   assert [int(re.search(r"submit=(\d+)", text)[1]) for text, _, _ in submits(path)[1]] == numbers
 
-def test_a_wrong_range_is_refused(tmp_path, monkeypatch):
-  with pytest.raises(ValueError, match="QCOM_RD_RANGE=two is not a range"):
-    captured("MSM", monkeypatch, 1, QCOM_RD=str(tmp_path / "x.rd"), QCOM_RD_RANGE="two")
+@pytest.mark.parametrize("env,words", [
+  *(({"QCOM_RD": "x.rd", "QCOM_RD_RANGE": r}, f"QCOM_RD_RANGE={r} is not a range of submits") for r in ("two", "0", "0-3", "5-4", "-3")),
+  ({"QCOM_RD_RANGE": "2"}, "QCOM_RD_RANGE=2 .* QCOM_RD"), ({"QCOM_RD": "x.rd", "QCOM_RD_FULL": "yes"}, "QCOM_RD_FULL=yes: it is 0 or 1"),
+  ({"QCOM_RD": "missing/x.rd"}, "QCOM_RD: cannot write the .rd capture: No such file")])
+def test_wrong_settings_are_refused(tmp_path, monkeypatch, env, words):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises((ValueError, OSError), match=words): captured("MSM", monkeypatch, 1, **env)
+
+def test_a_range_that_no_submit_is_in_is_told_at_exit(tmp_path):
+  script = "from tinygrad import Tensor; print((Tensor([1.0]) + 1).tolist())"
+  env = {**os.environ, "DEV": "MOCKMSM+QCOM:IR3", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+  for only, told in (("1-", False), ("7-9", True)):
+    done = subprocess.run([sys.executable, "-c", script], env={**env, "QCOM_RD": str(tmp_path / "x.rd"), "QCOM_RD_RANGE": only},
+                          capture_output=True, text=True, timeout=240)
+    assert done.stdout == "[2.0]\n" and (f"QCOM_RD_RANGE={only}: the process made 1 submits" in done.stderr) == told, done.stderr
 
 @pytest.mark.parametrize("kind", ["MSM", "KGSL"])
 def test_a_full_disk_ends_the_capture_and_not_the_run(kind, monkeypatch, capfd):

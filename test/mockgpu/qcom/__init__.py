@@ -16,7 +16,8 @@ from test.mockgpu.qcom.files import MockFileIOInterface, VirtualFile, exists, io
 from test.mockgpu.qcom.heap import CachedBuffer
 from test.mockgpu.qcom.kernel import GpuViolation, Shmem, SyncFiles, error, inode
 
-MSM_NODE, KGSL_NODE, HEAP_NODE, KGSL_SYSFS = "/dev/dri/renderD128", "/dev/kgsl-3d0", "/dev/dma_heap/system", "/sys/class/kgsl/kgsl-3d0/"
+NODES = MSM_NODE, KGSL_NODE, HEAP_NODE = "/dev/dri/renderD128", "/dev/kgsl-3d0", "/dev/dma_heap/system"
+KGSL_SYSFS = "/sys/class/kgsl/kgsl-3d0/"
 DEVCOREDUMP, DEBUGFS_GEM = "/sys/class/devcoredump/devcd1/data", "/sys/kernel/debug/dri/128/gem"
 
 @dataclasses.dataclass
@@ -40,7 +41,7 @@ class Config:
   counter_start: int = 1 << 32                          # of the always-on counter, in ticks of 19.2 MHz
   hangcheck: bool = False                               # MSM: the kernel's check by the clock, made for a GPU that is not emulated
   preemption: bool = False                              # MSM enable_preemption / KGSL priority levels (4 rings)
-  nodes: tuple[str, ...] = (MSM_NODE, KGSL_NODE, HEAP_NODE)
+  nodes: tuple[str, ...] = NODES
   denied: tuple[str, ...] = ()                          # nodes whose open gives EACCES
   sysfs: dict[str, str] = dataclasses.field(default_factory=dict)      # replaces the content of KGSL sysfs files by name
   fail: dict[str, dict[Any, int]] = dataclasses.field(default_factory=dict)
@@ -48,6 +49,33 @@ class Config:
   rd_full: bool = False                                 # with the contents of buffers above 1 MiB, too
   estimate: str | None = None                           # print estimated times of an A630 when the GPU closes, and draw them here (SVG)
   clock: Callable[[], int] | None = None                # CLOCK_MONOTONIC in ns, injectable
+
+  def __post_init__(self) -> None:
+    """Raises ValueError for a value that would mean nothing, with what is allowed."""
+    from test.mockgpu.qcom import gpu, kgsl, msm
+    def need(name: str, ok: bool, allowed: str) -> None:
+      if not ok: raise ValueError(f"{name} is {getattr(self, name)!r}, allowed: {allowed}")
+    def whole(v: Any, least: int) -> bool: return isinstance(v, int) and not isinstance(v, bool) and v >= least
+    for name in ("execute", "private_vm", "swap", "gpu", "hangcheck", "preemption", "rd_full"):
+      need(name, isinstance(getattr(self, name), bool), "true, false")
+    for name in ("chip_id", "va_size", "kgsl_va_size", "hang_polls"): need(name, whole(getattr(self, name), 1), "a whole number from 1")
+    need("counter_start", whole(self.counter_start, 0), "a whole number from 0")
+    need("memory", self.memory is None or whole(self.memory, 1), "a number of bytes, or null for no limit")
+    need("kgsl_wait_s", isinstance(self.kgsl_wait_s, (int, float)) and self.kgsl_wait_s > 0, "seconds")
+    need("kernel", self.kernel in msm.PROFILES, ", ".join(msm.PROFILES))
+    need("schedule", self.schedule in ("asap", "late") or whole(self.schedule, 0), "asap, late, or a whole number as a seed")
+    need("order", self.order in ("forward", "reversed") or whole(self.order, 0), "forward, reversed, or a whole number as a seed")
+    gpu.Strict.of(self.strict)
+    for name in ("nodes", "denied"): need(name, set(getattr(self, name)) <= set(NODES), "a list of " + ", ".join(NODES))
+    for name in ("rd", "estimate"):
+      ok = (path := getattr(self, name)) is None or (isinstance(path, str) and os.access(os.path.dirname(os.path.abspath(path)), os.W_OK))
+      need(name, ok, "the name of a file in a folder that can be written")
+    calls = (*msm.MSM.table, *kgsl.KGSL.table, "mmap")
+    need("fail", not (unknown := set(self.fail) - set(calls)), f"calls are {', '.join(calls)}, not {', '.join(map(repr, unknown))}")
+    for name in self.fail:
+      try: self.injected(name, 0)
+      except ValueError: need("fail", False, 'numbers of calls like "2" or "5-8", each with an errno')
+      need("fail", all(code in errno.errorcode for code in self.fail[name].values()), "the number of an errno, as 12 for ENOMEM")
 
   def injected(self, name: str, n: int) -> int | None:
     for key, code in self.fail.get(name, {}).items():
@@ -146,12 +174,22 @@ def make_gpu(config: Config) -> Any:
 _current: VirtualMachine | None = None
 _machines: weakref.WeakSet[VirtualMachine] = weakref.WeakSet()
 
+def from_environment() -> dict[str, Any]:
+  """The settings in QCOM_MOCK. Raises ValueError for what is no JSON object and for a setting or a value that does not exist."""
+  env = os.environ.get("QCOM_MOCK", "")
+  try:
+    if not isinstance(base := json.loads(env) if env else {}, dict): raise ValueError(f"it is {env}")
+  except ValueError as e: raise ValueError(f"QCOM_MOCK is not a JSON object ({e}); example: QCOM_MOCK='{{\"kernel\": \"6.6\"}}'") from None
+  known = [f.name for f in dataclasses.fields(Config) if f.name != "clock"]
+  if unknown := sorted(set(base) - set(known)): raise ValueError(f"QCOM_MOCK has no setting {unknown[0]!r}, there are {', '.join(known)}")
+  try: Config(**base)
+  except ValueError as e: raise ValueError(f"QCOM_MOCK: {e}") from None
+  return base
+
 def configure(**settings: Any) -> VirtualMachine:
   """Boots a fresh machine with `settings` (fields of Config) over those of the environment, and returns it. TypeError names an unknown setting."""
   global _current
-  env = os.environ.get("QCOM_MOCK", "")
-  try: base = json.loads(env) if env else {}
-  except ValueError as e: raise ValueError(f"QCOM_MOCK is not a JSON object ({e}); example: QCOM_MOCK='{{\"kernel\": \"6.6\"}}'") from None
+  base = from_environment()
   machine = VirtualMachine(Config(**{**base, **settings}))
   if _current is not None: _current.close()
   _current = machine

@@ -49,8 +49,12 @@ class Strict:
     if setting == "off": return cls(False, False, False, False, False)
     if setting == "tinygrad-0.14": return cls(lenient=TINYGRAD_0_14)
     if isinstance(setting, dict):
-      if unknown := set(setting) - set(cls.__dataclass_fields__): raise ValueError(f"no strictness check is called {', '.join(sorted(unknown))}")
-      return cls(**{**setting, "lenient": frozenset(setting.get("lenient", ()))})
+      if unknown := set(setting) - set(cls.__dataclass_fields__):
+        raise ValueError(f"strict has no {', '.join(sorted(unknown))}, there are {', '.join(cls.__dataclass_fields__)}")
+      lenient = frozenset(setting.get("lenient", ()))
+      if kinds := {k.partition(":")[0] for k in lenient} - set(report.REMEDY):
+        raise ValueError(f"strict: lenient has no kind {', '.join(sorted(kinds))}, there are {', '.join(report.REMEDY)}")
+      return cls(**{**setting, "lenient": lenient})
     raise ValueError(f"strict must be 'off', 'tinygrad-0.14' or a dict of checks, not {setting!r}")
 
 @dataclass
@@ -120,8 +124,6 @@ class VirtualGPU:
                execute: bool = True, *, order: str | int = "forward", hang_polls: int = 2000, grace_s: float = 0.02,
                counter_start: int = 0x1_0000_0000, budget: int = 1 << 29, rd: str | None = None, rd_full: bool = False,
                estimate: str | None = None, engine: Any = None):
-    if schedule not in ("asap", "late") and not isinstance(schedule, int):
-      raise ValueError(f"schedule must be 'asap', 'late' or an int seed, not {schedule!r}")
     self.chip_id, self.strict, self.schedule, self.execute = chip_id, Strict.of(strict), schedule, execute
     self.order, self.hang_polls, self.grace_s, self.budget = order, hang_polls, grace_s, budget
     self.random = random.Random(schedule if isinstance(schedule, int) else 0)

@@ -161,8 +161,7 @@ class MSM(Model):
 
   def __init__(self, machine: Any):
     super().__init__(machine)
-    if (kernel:=machine.config.kernel) not in PROFILES: raise ValueError(f"kernel {kernel!r} has no profile; choose one of {', '.join(PROFILES)}")
-    self.profile = p = PROFILES[kernel]
+    self.profile = p = PROFILES[machine.config.kernel]
     if not p.gpuvm: del self._by_nr[ABI.ioctls["DRM_IOCTL_MSM_VM_BIND"] & 0xff]
     if not p.perfcntr: del self._by_nr[ABI.ioctls["DRM_IOCTL_MSM_PERFCNTR_CONFIG"] & 0xff]
     self.bo_flags = 0xf if p.no_implicit_bo else 7

@@ -6,7 +6,7 @@ order: drivers/gpu/drm/msm/msm_rd.c and Mesa common/redump.h. A reader takes a C
 GPUADDR after a CMDSTREAM_ADDR, and executes at each CMDSTREAM_ADDR; sizes there are dwords, elsewhere bytes.
 """
 from __future__ import annotations
-import atexit, contextlib, functools, gzip, os, re, struct, threading
+import atexit, contextlib, functools, gzip, os, re, struct, sys, threading
 from collections.abc import Iterable
 from typing import BinaryIO, cast
 
@@ -53,12 +53,22 @@ class RdWriter:
 
 @functools.cache # a device that is opened again goes on with the file
 def from_environment(chip_id:int, path:str, only:str, full:bool) -> RdWriter:
-  if only and not (m:=re.fullmatch(r"(\d+)(-(\d*))?", only)): raise ValueError(f"QCOM_RD_RANGE={only} is not a range of submits, like 7, 7-9 or 7-")
-  bounds = range(int(m[1]), int(m[1]) + 1 if not m[2] else int(m[3]) + 1 if m[3] else 1 << 62) if only and m else None
-  atexit.register((ret:=RdWriter(path, chip_id, full=full, only=bounds)).close)
+  bounds = None
+  if only:
+    if (m:=re.fullmatch(r"(\d+)(-(\d*))?", only)): bounds = range(int(m[1]), int(m[1]) + 1 if not m[2] else int(m[3]) + 1 if m[3] else 1 << 62)
+    if not bounds or bounds[0] == 0: raise ValueError(f"QCOM_RD_RANGE={only} is not a range of submits, counted from 1, like 7, 7-9 or 7-")
+  try: ret = RdWriter(path, chip_id, full=full, only=bounds)
+  except OSError as e: raise OSError(e.errno, f"QCOM_RD: {e.strerror}", path) from None
+  def finish():
+    ret.close()
+    if bounds and ret.submits < bounds[0]:
+      print(f"QCOM_RD_RANGE={only}: the process made {ret.submits} submits, {path} has none of them", file=sys.stderr)
+  atexit.register(finish)
   return ret
 
 def capture(chip_id:int) -> RdWriter|None:
   """The writer that QCOM_RD=FILE[.gz], QCOM_RD_RANGE=FIRST[-[LAST]] and QCOM_RD_FULL=1 ask for. Raises OSError, ValueError."""
-  if not (path:=os.environ.get("QCOM_RD", "")): return None
-  return from_environment(chip_id, os.path.abspath(path), os.environ.get("QCOM_RD_RANGE", ""), os.environ.get("QCOM_RD_FULL", "0") not in ("", "0"))
+  path, only, full = (os.environ.get(n, "") for n in ("QCOM_RD", "QCOM_RD_RANGE", "QCOM_RD_FULL"))
+  if full not in ("", "0", "1"): raise ValueError(f"QCOM_RD_FULL={full}: it is 0 or 1")
+  if not path and only: raise ValueError(f"QCOM_RD_RANGE={only} chooses submits of a capture: name its file with QCOM_RD")
+  return from_environment(chip_id, os.path.abspath(path), only, full == "1") if path else None
