@@ -570,7 +570,7 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
 # *****************
 # 5. the device
 
-KEPT = 128        # runs that are known to be over are forgotten when there are so many
+KEPT = 256        # so many runs are remembered without anybody waiting, if half of them are over
 CLOCK_PROBES = 10 # the tightest bounds of so many are good to about half of what a submit and its wait take
 
 class QCOMDevice(HCQ2Compiled):
@@ -665,7 +665,7 @@ class QCOMDevice(HCQ2Compiled):
       if self.kept is not None: self.raise_kept()
       if self.inflight and self.inflight[-1].rejected: self.synchronize() # it did not end so far
       if not self.retired(batch[LAST]): self._wait(next(r for r in self.inflight if r.timeline == batch[LAST])) # the arena is patched in place
-      if len(self.inflight) >= 2 * KEPT: self.prune()
+      if len(self.inflight) >= KEPT: self.prune()
       live.reserve(max(batch[NREFS], len(inputs)))
       live.inputs[:len(inputs)] = inputs
       with live.guarded(): # a finalizer would take a submit that is half done for one that a signal kept from being done
@@ -676,8 +676,8 @@ class QCOMDevice(HCQ2Compiled):
 
   def settle(self):
     """Completes the record of the last submit, which a signal may have kept its caller from. Raises the error of a batch that failed."""
-    if self.queue.error: raise self.rejected(self.inflight[-1])
     if self.inflight and (run:=self.inflight[-1]).fence is None:
+      if self.queue.error: raise self.rejected(run)
       if run.timeline > self.queue.timeline: self.inflight.pop()
       else: run.fence = self.queue.fence
 
@@ -686,9 +686,10 @@ class QCOMDevice(HCQ2Compiled):
     The error of a batch that failed. What the kernel took of it is waited for: the next run patches the same arena. If that does not end it stays in
     flight, with the timeline of the run before, since it writes none.
     """
-    run.rejected, run.timeline, run.fence = True, self.queue.timeline, self.queue.fence
     e = self.iface.submit_error(run.name)
-    run.fence, self.queue.error = self.queue.fence, 0
+    run.rejected, run.timeline = True, self.queue.timeline
+    self.queue.error = 0 # a signal before this: settle comes here again; after it: settle sets the fence
+    run.fence = self.queue.fence
     try: self.synchronize()
     except QCOMError as other:
       if not self.inflight: return other # what does not end is told by the next wait
@@ -696,9 +697,9 @@ class QCOMDevice(HCQ2Compiled):
 
   def prune(self):
     """Forgets the oldest of what was submitted, if it is over: who never waits for all of it shall not keep it for ever."""
-    if not self.retired((run:=self.inflight[KEPT-1]).timeline): return
+    if not self.retired((run:=self.inflight[KEPT//2-1]).timeline): return
     self._check(run)
-    del self.inflight[:KEPT]
+    del self.inflight[:KEPT//2]
 
   def lose(self, buf:Buffer):
     """Nothing wrote `buf` although somebody asked for it: it must not be read before somebody does."""
