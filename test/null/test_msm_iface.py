@@ -1,6 +1,6 @@
 """MSMIface against a kernel that only records: submits, their buffer lists, and what follows when the kernel says no. No GPU, nothing runs."""
 from __future__ import annotations
-import errno
+import ctypes, errno, sys
 import numpy as np
 import pytest
 from test.null.qcom_fake import GEM_CLOSE, GEM_INFO, GEM_NEW, SUBMIT, WAIT_FENCE, FakeKernel, addresses, arguments, fake_iface, needed, packets
@@ -193,6 +193,25 @@ def test_a_failed_allocation_leaves_no_handle(qcom, nr, code, words):
   with pytest.raises(MemoryError, match=words): Buffer("QCOM", 1 << 20, dtypes.float32).allocate()
   assert set(qcom.bos) == before
   Buffer("QCOM", 1 << 20, dtypes.float32).allocate()
+
+def test_an_interrupt_leaves_the_submitter_no_memory_that_was_given_back(qcom):
+  """Ctrl-C at each line of what makes room for another allocation: the tables that C reads and writes are those that are alive."""
+  live, code = qcom.dev.iface.live, type(qcom.dev.iface.live).add.__code__
+  def interrupted_at(line):
+    def trace(frame, event, arg):
+      if frame.f_code is code and event == "line" and frame.f_lineno == line: raise KeyboardInterrupt
+      return trace
+    return trace
+  lines, raised = {n for _, _, n in code.co_lines() if n is not None}, 0
+  for n, line in enumerate(sorted(lines)):
+    while len(live.starts) < len(live.arr): live.add(1 << 60 | len(live.starts) << 20, 4096, len(live.marks) - 1, 0)
+    old = sys.gettrace()
+    sys.settrace(interrupted_at(line))
+    try: live.add(1 << 61 | n << 20, 4096, len(live.marks), 0)
+    except KeyboardInterrupt: raised += 1
+    finally: sys.settrace(old)
+    assert (qcom.dev.queue.allocs, qcom.dev.queue.marks) == (ctypes.addressof(live.arr), live.marks.buffer_info()[0]), f"line {line}"
+  assert raised > 5
 
 def test_a_freed_weight_never_reaches_the_kernel(qcom):
   w = real()

@@ -16,7 +16,8 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tinygrad.runtime.support.hcq2 import HCQ_RUNTIME_DEV, HCQ2Compiled, HCQAllocator, HCQInfo, make_buf, make_call
 from tinygrad.runtime.support.hcq2 import get_submit, make_binary_patch, make_patches, make_submit
 from tinygrad.runtime.support.memory import TLSFAllocator
-from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, LOST, QCOMError, QCOMIface, ifaces
+from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, LOST, PATCH, REF, REF_INPUT, REF_OWN, REF_READ, REF_WRITTEN, SEG
+from tinygrad.runtime.support.qcom_iface import QCOMError, QCOMIface, ifaces
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat, sint
 from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime, runtime_cache
 
@@ -366,7 +367,7 @@ class Encoder:
     self.ib.add(s, {"code": code, "args": args, **({"scratch": scratch} if scratch is not None else {})})
     if ts: self.ib.timestamp(ts[1])
     if debugging("flush"): self.ib.flush(Addr(None, 0))
-    for idxs,flag in ((ins, 1), (outs, 2), (own, 8)):
+    for idxs,flag in ((ins, REF_READ), (outs, REF_WRITTEN), (own, REF_OWN)):
       for i in idxs: self.flags[self.refs[bufs[i].buf]] |= flag
 
   def finish(self, timeline:Addr) -> Encoder:
@@ -378,19 +379,18 @@ class Encoder:
   def tables(self) -> tuple[bytes, dict[str, int], list[tuple[int, Any]]]:
     """Contents of the tables, the fields of the batch in them (offsets for pointers), and the addresses to be written into `refs` once known."""
     resolved = [(0, None) if b is None else self.resolve(b) for b in self.refs]
-    refs = b"".join(struct.pack("<QIIQ", 0, slot or 0, f | (4 if slot is not None else 0), 0) for f,(_,slot) in zip(self.flags, resolved))
+    refs = b"".join(REF.pack(0, slot or 0, f | (REF_INPUT if slot is not None else 0), 0) for f,(_,slot) in zip(self.flags, resolved))
     patches = sorted(self.patches, key=lambda p: resolved[p[1]][1] is not None)
     nstatic = sum(resolved[p[1]][1] is None for p in patches)
-    offs = list(itertools.accumulate([len(refs), 24 * len(patches), 32 * len(self.segs)]))
+    offs = list(itertools.accumulate([len(refs), PATCH.size * len(patches), SEG.size * len(self.segs)]))
     firsts = itertools.accumulate((len(r) for _,_,r in self.segs), initial=0)
-    blob = refs + b"".join([*(struct.pack("<QIIQ", *p) for p in patches),
-                            *(struct.pack("<4Q", o, sz, first, len(r)) for first,(o,sz,r) in zip(firsts, self.segs)),
+    blob = refs + b"".join([*(PATCH.pack(*p) for p in patches),
+                            *(SEG.pack(o, sz, first, len(r)) for first,(o,sz,r) in zip(firsts, self.segs)),
                             *(struct.pack(f"<{len(r)}I", *r) for _,_,r in self.segs)])
     fields = {"refs": 0, "nrefs": len(self.refs), "patches": offs[0], "nstatic": nstatic, "npatches": len(patches), "segs": offs[1],
               "nsegs": len(self.segs), "segrefs": offs[2], "timeline_dst": self.timeline_dst}
-    return blob + bytes(-len(blob) % 8), fields, [(REF_BYTES * i, addr) for i,(addr,slot) in enumerate(resolved) if slot is None and i]
+    return blob + bytes(-len(blob) % 8), fields, [(REF.size * i, addr) for i,(addr,slot) in enumerate(resolved) if slot is None and i]
 
-REF_BYTES = 24
 LAST, NREFS, NSEGS, ID = (BATCH.index(n) for n in ("last", "nrefs", "nsegs", "id"))
 TABLE_POINTERS = ("refs", "patches", "segs", "segrefs")
 
@@ -453,7 +453,7 @@ def encode_batch(call:UOp) -> UOp|None:
   # what is known at link time is written then; the rest (variables) is left to the compiled call
   arena = UOp.placeholder((len(enc.arena) // 4,), dtypes.uint32, next(UOp.unique_num), device=devs).rtag("arena")
   table = UOp.placeholder((len(blob) // 8,), dtypes.uint64, next(UOp.unique_num), device=devs).rtag("table")
-  batch = UOp.placeholder((len(BATCH),), dtypes.uint64, next(UOp.unique_num), device=devs).rtag("table")
+  batch = UOp.placeholder((len(BATCH),), dtypes.uint64, next(UOp.unique_num), device=devs).rtag("batch")
   table_addr = table.getaddr(("CPU",))
   words = [(8*i, arena.getaddr(("CPU",)) if n == "arena" else table_addr + fields[n] if n in TABLE_POINTERS else
             UOp.const(fields.get(n, 0), dtypes.uint64)) for i,n in enumerate(BATCH)]
@@ -579,6 +579,7 @@ class QCOMDevice(HCQ2Compiled):
 
   def __init__(self, device:str=""):
     self.bound:weakref.WeakKeyDictionary[UOp, tuple] = weakref.WeakKeyDictionary()
+    self.batches:weakref.WeakSet[Buffer] = weakref.WeakSet() # of linked batches
     self.inflight:list[Run] = []
     self.kept:QCOMError|None = None
     if unknown:=[s for s in str(QCOM_DEBUG.value).split(",") if QCOM_DEBUG.value and s not in DEBUG_STEPS]:
@@ -613,7 +614,9 @@ class QCOMDevice(HCQ2Compiled):
     return buf
 
   def new_buffer(self, b:UOp, cache:bool) -> Buffer: # tables are read by the host only
-    return Buffer("CPU" if b.tag == "table" else self.device, b.max_numel(), b.dtype, options=BufferSpec(cpu_access=True, nolru=True))
+    buf = Buffer("CPU" if b.tag in ("table", "batch") else self.device, b.max_numel(), b.dtype, options=BufferSpec(cpu_access=True, nolru=True))
+    if b.tag == "batch": self.batches.add(buf)
+    return buf
 
   def scratch(self, nbytes:int) -> Buffer:
     """Private memory, shared by all launches since they run one after the other."""
@@ -637,7 +640,7 @@ class QCOMDevice(HCQ2Compiled):
         warnings.warn(f"no GPU times of {call.arg.name!r}, it was captured without them; DEBUG=2 shows the host's time for all of it. "
                       "Capture it with PROFILE=1, also what is loaded from a file", stacklevel=2)
       bufs = [cast(Buffer, get_call_arg_uops(call)[i].buffer) for i in ast.arg.globals]
-      batch = next(x for x in bufs if x.device == "CPU" and x.dtype == dtypes.uint64 and x.size == len(BATCH))
+      batch = next(x for x in bufs if x in self.batches)
       args = [ctypes.c_uint64(x.get_buf("CPU").va_addr) for x in bufs]
       b = self.bound[call] = (get_runtime("CPU", ast).fxn, args, batch._buf.cpu_view().view(fmt='Q').mv, ast.arg if ast.arg.vars else None)
     return b
@@ -829,5 +832,6 @@ class Run:
     self.rejected = False # the kernel took less than all of it
   def written(self) -> list[tuple[int, int]]:
     """Addresses the batch writes, and what taints them if it is lost: the batch can run again, but not on what it was already updating in place."""
-    refs, taint = to_mv(self.batch[BATCH.index("refs")], REF_BYTES * self.batch[NREFS]), self.batch[ID]
-    return [(self.inputs[i] if f & 4 else addr, BEYOND_REPAIR if f & 1 else taint) for addr,i,f,_ in struct.iter_unpack("<QIIQ", refs) if f & 2]
+    refs, taint = to_mv(self.batch[BATCH.index("refs")], REF.size * self.batch[NREFS]), self.batch[ID]
+    return [(self.inputs[i] if f & REF_INPUT else addr, BEYOND_REPAIR if f & REF_READ else taint)
+            for addr,i,f,_ in REF.iter_unpack(refs) if f & REF_WRITTEN]

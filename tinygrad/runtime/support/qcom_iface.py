@@ -15,24 +15,30 @@ if TYPE_CHECKING:
   from tinygrad.runtime.ops_cpu import CPUProgram
   from tinygrad.runtime.ops_qcom import QCOMDevice
 
+# What Python and the submitter, which is C, have in common. Both make their structs of this: a field is a u64, or what follows its colon.
+FIELDS = {name: [(n, typ or "u64") for n,_,typ in (f.partition(":") for f in fields.split())] for name,fields in {
+  "alloc": "start end base birth host tainted handle:u32 shared:u32",
+  "ref": "addr input:u32 flags:u32 seen",       # seen: where its allocation was last time
+  "patch": "dst ref:u32 low:u32 addend",        # *(u64*)(arena + dst) = address of ref + addend, whose bits in `low` must be 0
+  "seg": "offset size refs nrefs",              # one IB: bytes in the arena, a slice of segrefs
+  "batch": "arena refs nrefs patches nstatic npatches segs nsegs segrefs timeline_dst last birth id",
+  "queue": "ioctl errno_fn flush fd request arg cmd allocs nallocs marks bos inputs serial timeline fence error error_arg submits batches "
+           "nbos nbytes hook",                  # nbos, nbytes: listed buffers and bytes of IBs of all submits
+}.items()}
+REF_READ, REF_WRITTEN, REF_INPUT, REF_OWN = 1, 2, 4, 8 # flags of a ref: its contents matter; written; its address is inputs[input]; this capture's
+NOT_LIVE, TAINTED, MISALIGNED = 1001, 1002, 1003       # errors of the submitter's own, beside the kernel's errnos
+BEYOND_REPAIR = (1 << 64) - 1                          # tainted by more than a batch that can run again
+C_NUMBERS = ("REF_READ", "REF_WRITTEN", "REF_INPUT", "REF_OWN", "NOT_LIVE", "TAINTED", "MISALIGNED", "BEYOND_REPAIR")
+
 # The submitter runs without the interpreter lock and allocates nothing. It patches a batch, turns the addresses that the batch references into the
 # kernel's buffer list, and submits. All its state is in CPU memory that Python lays out.
 # An allocation born after a batch was linked is not what the batch was linked against, even at the same address: `birth` tells.
-SUBMIT_SRC = """typedef unsigned int u32; typedef unsigned long long u64;
-struct alloc { u64 start, end, base, birth, host, tainted; u32 handle, shared; };
-struct ref { u64 addr; u32 input, flags; u64 seen; };
-// flags of a ref: 1 = its contents matter, 2 = written, 4 = address is inputs[input], 8 = this capture's. seen: where its allocation was last time
-struct patch { u64 dst; u32 ref, low; u64 addend; };  // *(u64*)(arena + dst) = address of ref + addend, whose bits in `low` must be 0
-struct seg { u64 offset, size, refs, nrefs; };        // one IB: bytes in the arena, a slice of segrefs
-struct batch { u64 arena, refs, nrefs, patches, nstatic, npatches, segs, nsegs, segrefs, timeline_dst, last, birth, id; };
-struct queue { u64 ioctl, errno_fn, flush, fd, request, arg, cmd, allocs, nallocs, marks, bos, inputs, serial;
-  u64 timeline, fence, error, error_arg, submits, batches, nbos, nbytes, hook; };
-#define AT(T, base, off) (*(T*)((char*)(base) + (off)))
+SUBMIT_SRC = """#define AT(T, base, off) (*(T*)((char*)(base) + (off)))
 static struct alloc* find(struct queue* q, u64 addr);
 static struct alloc* alloc_of(struct queue* q, struct ref* r);
 static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared);
 static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg, u32 begun);
-static u64 addr_of(struct queue* q, struct ref* r) { return (r->flags & 4) ? ((u64*)q->inputs)[r->input] : r->addr; }
+static u64 addr_of(struct queue* q, struct ref* r) { return (r->flags & REF_INPUT) ? ((u64*)q->inputs)[r->input] : r->addr; }
 static int do_ioctl(struct queue* q);
 
 u64 qcom_submit(struct queue* q, struct batch* b) {
@@ -43,14 +49,14 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
   if (!b->id) b->id = ++q->batches;
   for (u64 i = 0; i < b->nrefs; i++) {
     struct alloc* a = alloc_of(q, &refs[i]);
-    if (!a || a->birth > ((refs[i].flags & 4) ? q->serial : b->birth)) return fail(q, b, 1001, addr_of(q, &refs[i]), 0);
-    if (a->tainted && (refs[i].flags & 1) && a->tainted != b->id) return fail(q, b, 1002, addr_of(q, &refs[i]), 0);
+    if (!a || a->birth > ((refs[i].flags & REF_INPUT) ? q->serial : b->birth)) return fail(q, b, NOT_LIVE, addr_of(q, &refs[i]), 0);
+    if (a->tainted && (refs[i].flags & REF_READ) && a->tainted != b->id) return fail(q, b, TAINTED, addr_of(q, &refs[i]), 0);
     // the GPU doesn't snoop: what the CPU wrote must be in memory, and no dirty line may land on what the GPU is going to write
     if (a->host && q->flush) ((void (*)(u64, u64))q->flush)(a->host, a->end - a->start);
   }
   for (u64 i = b->last ? b->nstatic : 0; i < b->npatches; i++) {
     u64 addr = addr_of(q, &refs[ps[i].ref]) + ps[i].addend;
-    if (addr & ps[i].low) return fail(q, b, 1003, addr, 0);
+    if (addr & ps[i].low) return fail(q, b, MISALIGNED, addr, 0);
     *(u64*)(b->arena + ps[i].dst) = addr;
   }
   AT(u32, b->arena, b->timeline_dst) = (u32)(q->timeline + 1);
@@ -71,7 +77,7 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
   }
   for (u64 i = 0; i < b->nrefs; i++) {
     struct alloc* a = alloc_of(q, &refs[i]);
-    if ((refs[i].flags & 2) && (a->tainted == b->id || (refs[i].flags & 8))) a->tainted = 0;
+    if ((refs[i].flags & REF_WRITTEN) && (a->tainted == b->id || (refs[i].flags & REF_OWN))) a->tainted = 0;
   }
   b->last = ++q->timeline;
   return 0;
@@ -94,8 +100,8 @@ static struct alloc* alloc_of(struct queue* q, struct ref* r) {
 static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg, u32 begun) {
   struct ref* refs = (struct ref*)b->refs;
   for (u64 i = 0; i < b->nrefs; i++) {
-    struct alloc* a = alloc_of(q, &refs[i]); u64 id = begun && (refs[i].flags & 1) ? BEYOND_REPAIR : b->id;
-    if (a && (refs[i].flags & 2)) a->tainted = !a->tainted || a->tainted == id ? id : BEYOND_REPAIR;
+    struct alloc* a = alloc_of(q, &refs[i]); u64 id = begun && (refs[i].flags & REF_READ) ? BEYOND_REPAIR : b->id;
+    if (a && (refs[i].flags & REF_WRITTEN)) a->tainted = !a->tainted || a->tainted == id ? id : BEYOND_REPAIR;
   }
   q->error_arg = arg;
   return q->error = error;
@@ -114,17 +120,14 @@ ARM64 = platform.machine().lower() in ("aarch64", "arm64")
 class QCOMError(RuntimeError): pass
 
 U64 = ctypes.c_uint64
-QUEUE = ("ioctl", "errno_fn", "flush", "fd", "request", "arg", "cmd", "allocs", "nallocs", "marks", "bos", "inputs", "serial", "timeline", "fence",
-         "error", "error_arg", "submits", "batches", "nbos", "nbytes", "hook") # nbos, nbytes: listed buffers and bytes of IBs of all submits
-BATCH = ("arena", "refs", "nrefs", "patches", "nstatic", "npatches", "segs", "nsegs", "segrefs", "timeline_dst", "last", "birth", "id")
-U32 = ctypes.c_uint32
-ALLOC = (("start", U64), ("end", U64), ("base", U64), ("birth", U64), ("host", U64), ("tainted", U64), ("handle", U32), ("shared", U32))
+def ctypes_fields(name:str) -> list[tuple[str, Any]]: return [(n, ctypes.c_uint32 if typ == "u32" else U64) for n,typ in FIELDS[name]]
 class Queue(ctypes.Structure): # of a device: it outlives an interface that is closed, since captures know its address
   prog:Any
-  _fields_ = [(n, U64) for n in QUEUE]
-class Alloc(ctypes.Structure): _fields_ = list(ALLOC)
+  _fields_ = ctypes_fields("queue")
+class Alloc(ctypes.Structure): _fields_ = ctypes_fields("alloc")
+REF, PATCH, SEG = (struct.Struct("<" + "".join("I" if typ == "u32" else "Q" for _,typ in FIELDS[name])) for name in ("ref", "patch", "seg"))
+BATCH = [n for n,_ in FIELDS["batch"]]
 DEAD = (1 << 64) - 1 # birth of an allocation that was freed but is kept for reuse
-BEYOND_REPAIR = DEAD # tainted by more than a batch that can run again
 LOST = 1 << 63 # stands for the address of a buffer that never got any, or whose device was closed
 
 GONE = "see the kernel's log (dmesg), then start the program anew or call Device['QCOM'].reopen(): all tensors are gone"
@@ -152,6 +155,13 @@ class LiveAllocs:
     """Nobody else allocates, frees or submits: no other thread, and no finalizer that the garbage collector runs on this one."""
     with self.lock, disable_gc(): yield
 
+  @contextlib.contextmanager
+  def changing(self):
+    """Around a change. What the submitter reads is where it was moved to, also after an interrupt."""
+    with self.guarded():
+      try: yield
+      finally: self.publish()
+
   def publish(self):
     self.queue.allocs, self.queue.nallocs, self.queue.marks = ctypes.addressof(self.arr), len(self.starts), self.marks.buffer_info()[0]
 
@@ -164,7 +174,7 @@ class LiveAllocs:
 
   def add(self, start:int, size:int, handle:int, base:int, host:int=0, shared:bool=False):
     """`host`: CPU address of memory that the CPU caches and the GPU doesn't snoop. `shared`: others order their work on it by the kernel's fences."""
-    with self.guarded():
+    with self.changing():
       if (n:=len(self.starts)) == len(self.arr): self.arr = (Alloc * (2*n)).from_buffer_copy(bytes(self.arr) + bytes(ctypes.sizeof(self.arr)))
       if handle >= len(self.marks): self.marks.extend([0] * (handle + 256 - len(self.marks)))
       p = (i:=bisect.bisect(self.starts, start)) * (sz:=ctypes.sizeof(Alloc)) + ctypes.addressof(self.arr)
@@ -172,14 +182,12 @@ class LiveAllocs:
       self.starts.insert(i, start)
       self.queue.serial += 1
       self.arr[i] = Alloc(start, start + size, base, self.queue.serial, host, 0, handle, shared)
-      self.publish()
 
   def remove(self, start:int):
-    with self.guarded():
+    with self.changing():
       p = (i:=bisect.bisect_left(self.starts, start)) * (sz:=ctypes.sizeof(Alloc)) + ctypes.addressof(self.arr)
       ctypes.memmove(p, p + sz, (len(self.starts) - i - 1) * sz)
       del self.starts[i]
-      self.publish()
 
   def find(self, addr:int) -> Alloc|None:
     i = bisect.bisect(self.starts, addr) - 1
@@ -364,12 +372,14 @@ class QCOMIface:
     """Prepares the queue for the C submitter: `arg` is the ioctl's argument, `cmd` the one command it points to, both reused by every submit."""
     from tinygrad.runtime.ops_cpu import CPUProgram
     from tinygrad.device import Device
-    q, src, compiler = self.queue, SUBMIT_SRC + self.submit_src, ClangCompiler(unwrap(Device["CPU"].arch).split(","), "compile_qcom_submit")
-    for k,v in {"BO_FLAGS": bo_flags, "SUBMIT_FLAGS": msm_drm.MSM_PIPE_3D0, "NO_IMPLICIT": msm_drm.MSM_SUBMIT_NO_IMPLICIT,
-                "BEYOND_REPAIR": f"{BEYOND_REPAIR}ull", "RETRY0": self.retry[0], "RETRY1": self.retry[1]}.items():
-      src = src.replace(k, str(v))
-    for typ in (type(arg), type(cmd)):
-      for n,_,o,*_ in typ._real_fields_: src = src.replace(f"@{typ.__name__.removeprefix('struct_')}.{n}@", str(o))
+    q, compiler = self.queue, ClangCompiler(unwrap(Device["CPU"].arch).split(","), "compile_qcom_submit")
+    numbers = {n: globals()[n] for n in C_NUMBERS} | {"RETRY0": self.retry[0], "RETRY1": self.retry[1], "BO_FLAGS": bo_flags,
+                                                      "SUBMIT_FLAGS": msm_drm.MSM_PIPE_3D0, "NO_IMPLICIT": msm_drm.MSM_SUBMIT_NO_IMPLICIT}
+    for typ in (type(arg), type(cmd)): # struct_field is a field's offset
+      numbers |= {f"{typ.__name__.removeprefix('struct_')}_{n}": o for n,_,o,*_ in typ._real_fields_}
+    src = "\n".join(["typedef unsigned int u32; typedef unsigned long long u64;", *(f"#define {k} {v}ull" for k,v in numbers.items()),
+                     *(f"struct {name} {{ {' '.join(f'{typ} {n};' for n,typ in fields)} }};" for name,fields in FIELDS.items()),
+                     SUBMIT_SRC, self.submit_src])
     if not hasattr(q, "prog"): q.prog = CPUProgram(Device["CPU"], TinyELF(compiler.compile_cached(src), "qcom_submit", Target(), ()))
     q.flush, self.hook = self.flush_pointer(), CFUNC_HOOK(self.record)
     q.hook = 0 if self.rd is None else unwrap(ctypes.cast(self.hook, ctypes.c_void_p).value)
@@ -395,12 +405,13 @@ class QCOMIface:
   def submit_error(self, name:str) -> QCOMError:
     """The failure of batch `name` that the submitter kept, in words. Who clears queue.error makes the device accept work again."""
     err, arg = self.queue.error, self.queue.error_arg
-    if err == 1001 and arg < LOST:
+    if err == NOT_LIVE and arg < LOST:
       return QCOMError(f"{name!r} references {arg:#x}, which is not allocated: a buffer was freed, or the device reopened, since it was captured. "
                        "Do: capture it again (TinyJit.reset)")
-    if err in (1001, 1002): return self.undefined(arg)
-    if err == 1003: return QCOMError(f"a kernel of {name!r} takes memory at {arg:#x} as an image, which has to begin at a multiple of 64 bytes. "
-                                     "Do: copy that view first, with Context(IMAGE=0): x = x.clone().realize(), or compute with IMAGE=0")
+    if err in (NOT_LIVE, TAINTED): return self.undefined(arg)
+    if err == MISALIGNED:
+      return QCOMError(f"a kernel of {name!r} takes memory at {arg:#x} as an image, which has to begin at a multiple of 64 bytes. "
+                       "Do: copy that view first, with Context(IMAGE=0): x = x.clone().realize(), or compute with IMAGE=0")
     return QCOMError(f"{self.prefix}{self.submit_name} rejected IB {arg} of {name!r}, which did not run{' to its end' * (arg > 0)}, after fence "
                      f"{self.queue.fence}: {self._explain(err)}")
   submit_name = ""
@@ -458,12 +469,12 @@ class MSMIface(QCOMIface):
   api, prefix, submit_name, renderers = msm_drm, "DRM_IOCTL_", "MSM_GEM_SUBMIT", [IR3Renderer]
   dump = "/sys/class/devcoredump/devcd*/data (root; kept until read or for 5 minutes)"
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
-  AT(u32, q->arg, @drm_msm_gem_submit.flags@) = SUBMIT_FLAGS | (shared ? 0 : NO_IMPLICIT);
-  AT(u32, q->arg, @drm_msm_gem_submit.nr_bos@) = nbos; AT(u64, q->arg, @drm_msm_gem_submit.bos@) = q->bos;
-  AT(u32, q->cmd, @drm_msm_gem_submit_cmd.submit_idx@) = 0; AT(u32, q->cmd, @drm_msm_gem_submit_cmd.submit_offset@) = (u32)(addr - ib->base);
-  AT(u32, q->cmd, @drm_msm_gem_submit_cmd.size@) = (u32)size;
+  AT(u32, q->arg, drm_msm_gem_submit_flags) = SUBMIT_FLAGS | (shared ? 0 : NO_IMPLICIT);
+  AT(u32, q->arg, drm_msm_gem_submit_nr_bos) = nbos; AT(u64, q->arg, drm_msm_gem_submit_bos) = q->bos;
+  AT(u32, q->cmd, drm_msm_gem_submit_cmd_submit_idx) = 0; AT(u32, q->cmd, drm_msm_gem_submit_cmd_submit_offset) = (u32)(addr - ib->base);
+  AT(u32, q->cmd, drm_msm_gem_submit_cmd_size) = (u32)size;
   int err = do_ioctl(q);
-  if (!err) q->fence = AT(u32, q->arg, @drm_msm_gem_submit.fence@);
+  if (!err) q->fence = AT(u32, q->arg, drm_msm_gem_submit_fence);
   return err;
 }
 """
@@ -562,9 +573,9 @@ class KGSLIface(QCOMIface):
   dump, dead = "/sys/class/kgsl/kgsl-3d0/snapshot (root)", "" # dead: what told that the context was invalidated
   INVALID = "IOCTL_KGSL_%s gave %s: the context was invalidated by a hang or a page fault"
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
-  AT(u64, q->cmd, @kgsl_command_object.gpuaddr@) = addr; AT(u64, q->cmd, @kgsl_command_object.size@) = size;
+  AT(u64, q->cmd, kgsl_command_object_gpuaddr) = addr; AT(u64, q->cmd, kgsl_command_object_size) = size;
   int err = do_ioctl(q);
-  if (!err) q->fence = AT(u32, q->arg, @kgsl_gpu_command.timestamp@);
+  if (!err) q->fence = AT(u32, q->arg, kgsl_gpu_command_timestamp);
   return err;
 }
 """
