@@ -43,10 +43,7 @@ def grew(before: dict[str, int], after: dict[str, int]) -> list[str]:
   return [f"{k}: {before[k]} -> {after[k]}" for k in before if after[k] > before[k] + slack.get(k, 0)]
 
 def soak(what: str, times: int, seconds: float, once: Callable[[int], None]) -> tuple[int, list[str]]:
-  """Calls once(0), once(1), ..., until `times` or `seconds` are over. Returns how often, and what grew after the warm-up.
-
-  Raises ValueError for fewer than 30 times, which show nothing."""
-  if times < 30: raise ValueError(f"{times} {what} show nothing")
+  """Calls once(0), once(1), ..., until `times` or `seconds` are over. Returns how often, and what grew after the warm-up."""
   start, n, before = time.perf_counter(), 0, dict[str, int]()
   def say(**what: Any) -> None:
     print(json.dumps({"n": n, "s": round(time.perf_counter() - start, 1), "cpu_s": round(time.process_time(), 1), **what}), flush=True)
@@ -85,8 +82,11 @@ def captures(times: int, seconds: float) -> list[str]:
   return soak("captures", times, seconds, once)[1]
 
 def main(args: list[str]) -> int:
-  seconds = float(args[2]) if len(args) > 2 else float("inf")
-  bad = replays(int(args[0]) if args else 1_000_000, seconds) + captures(int(args[1]) if len(args) > 1 else 20_000, seconds)
+  defaults = (1_000_000, 20_000, float("inf"))
+  try: times, drops, seconds = (kind(a) if a else d for kind, a, d in zip((int, int, float), [*args, "", "", ""], defaults))
+  except ValueError as e: sys.exit(f"usage: soak.py [REPLAYS [CAPTURES [SECONDS]]], in numbers: {e}")
+  if min(times, drops) < 30: sys.exit(f"fewer than 30 show nothing: {min(times, drops)}")
+  bad = replays(times, seconds) + captures(drops, seconds)
   for line in bad: print("grew:", line)
   return bool(bad)
 

@@ -1,7 +1,7 @@
 """What the examples share: opening the device, ONNX models as functions of fixed shapes, and the cost of a replay."""
 from __future__ import annotations
-import contextlib, importlib.util, io, os, pathlib, sys, time
-from collections.abc import Iterator, Mapping
+import argparse, contextlib, importlib.util, io, math, os, pathlib, sys, time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 import numpy as np
@@ -13,6 +13,15 @@ from tinygrad.nn.onnx import OnnxRunner
 from tinygrad.uop.ops import Ops
 
 Shape = tuple[int, ...]
+
+def number(kind: type, least: float, what: str) -> Callable[[str], float]:
+  """An option's value of at least `least`."""
+  def parse(text: str) -> float:
+    try:
+      if math.isfinite(value := kind(text)) and value >= least: return value # type: ignore[no-any-return]
+    except ValueError: pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+  return parse
 
 def open_device() -> tuple[Any, bool]:
   """(device, whether it is virtual). Raises RuntimeError with each interface's reason if DEV names one that does not open."""

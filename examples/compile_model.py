@@ -9,8 +9,7 @@ Held against each other: eager, captured and replayed outputs, and those of the 
 (--tolerance); and outputs of doubled inputs (different). Exit status 0 if all of that holds.
 """
 from __future__ import annotations
-import argparse, hashlib, math, os, pathlib, subprocess, sys, time, traceback
-from collections.abc import Callable
+import argparse, hashlib, os, pathlib, subprocess, sys, time, traceback
 from typing import Any
 import numpy as np
 from tinygrad import Device, Tensor, TinyJit, dtypes
@@ -19,15 +18,6 @@ from tinygrad.helpers import DEBUG, FLOAT16, getenv, tqdm
 import adreno, model_file
 
 FLAGS = ("IMAGE", "FLOAT16", "NOLOCALS", "JIT_BATCH_SIZE", "OPENPILOT_HACKS", "JIT", "BEAM", "NO_MEMORY_PLANNER")
-
-def number(kind: type, least: float, what: str) -> Callable[[str], float]:
-  """An option's value of at least `least`."""
-  def parse(text: str) -> float:
-    try:
-      if math.isfinite(value := kind(text)) and value >= least: return value # type: ignore[no-any-return]
-    except ValueError: pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-  return parse
 
 def output(option: str, file: str | None) -> None:
   """Raises RuntimeError, before work of minutes is done for it, for a file that can't be written."""
@@ -42,8 +32,8 @@ def arguments(doc: str | None, *names: str) -> argparse.ArgumentParser:
   p = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
   for name in names: p.add_argument(name)
   p.add_argument("--input", metavar="NAME=FILE.npy", action="append", default=[], help="contents of an input; else random")
-  p.add_argument("--seed", type=number(int, 0, "a whole number from 0"), default=0, help="of random inputs")
-  p.add_argument("--runs", type=number(int, 1, "a whole number from 1"), default=3, help="timed replays")
+  p.add_argument("--seed", type=adreno.number(int, 0, "a whole number from 0"), default=0, help="of random inputs")
+  p.add_argument("--runs", type=adreno.number(int, 1, "a whole number from 1"), default=3, help="timed replays")
   return p
 
 def pairs(options: list[str], what: str) -> dict[str, str]:
@@ -196,7 +186,7 @@ if __name__ == "__main__":
   parser = arguments(__doc__, "model", "out")
   parser.add_argument("--shape", metavar="NAME=1,3,320,320", action="append", default=[],
                       help="of an input that the model leaves open; only its first dimension, a batch, is 1 otherwise")
-  parser.add_argument("--tolerance", type=number(float, 0, "a number from 0"),
+  parser.add_argument("--tolerance", type=adreno.number(float, 0, "a number from 0"),
                       help="difference from onnxruntime, relative to an output's largest value (1e-3; FLOAT16=1: 3e-2)")
   try: verdict = main(parser.parse_args())
   except (Exception, KeyboardInterrupt) as e: # whatever it is, it is told in words

@@ -324,8 +324,8 @@ def environment(settings: dict[str, int]) -> Iterator[None]:
 if __name__ == "__main__":
   parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
   parser.add_argument("--size", choices=SIZES, default="small")
-  parser.add_argument("--steps", type=int, default=50)
-  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--steps", type=adreno.number(int, 3, "a whole number from 3: one eager, one captured, the rest replayed"), default=50)
+  parser.add_argument("--seed", type=adreno.number(int, 0, "a whole number from 0"), default=0)
   parser.add_argument("--ways", choices=("all", "batches", "one"), default="all",
                       help="of capturing: all eight, those of both JIT_BATCH_SIZEs, or the first")
   parser.add_argument("--reload", action="store_true", help="also load the capture in another process")

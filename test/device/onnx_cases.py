@@ -90,10 +90,19 @@ def attempt(case: Any, seconds: int, replay: bool = False) -> str:
   finally: signal.alarm(0)
   return "ok"
 
+def part_of(text: str) -> tuple[int, int]:
+  part, sep, parts = text.partition("/")
+  if not (sep and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+    raise argparse.ArgumentTypeError(f"{text!r} is not I/N with I from 0 to N-1, like 2/8")
+  return int(part), int(parts)
+
 def main(args: argparse.Namespace) -> int:
-  only = {n for n, r in json.loads(pathlib.Path(args.only).read_text()).items() if r == "ok"} if args.only else None
+  try:
+    only = {n for n, r in json.loads(pathlib.Path(args.only).read_text()).items() if r == "ok"} if args.only else None
+    if args.out: pathlib.Path(args.out).touch()
+  except (OSError, ValueError, AttributeError) as e: sys.exit(f"--only is a file that --out wrote, --out one that can be written: {e}")
   results: dict[str, str] = {}
-  part, parts = map(int, args.part.split("/"))
+  part, parts = args.part
   for n, case in enumerate(cases()):
     if n % parts != part or (only is not None and case.name not in only) or (args.words and not any(w in case.name for w in args.words)): continue
     with warnings.catch_warnings():
@@ -101,6 +110,7 @@ def main(args: argparse.Namespace) -> int:
       results[case.name] = attempt(case, args.seconds, args.replay)
     if results[case.name] != "ok": print(f"{case.name}: {results[case.name]}", flush=True)
     if args.out: pathlib.Path(args.out).write_text(json.dumps(results, indent=1))
+  if not results: sys.exit(f"no case is left by {' '.join(sys.argv[1:])}")
   ok = sum(r == "ok" for r in results.values())
   print(f"DEV={DEV}: {ok} of {len(results)} cases agree")
   return int(only is not None and ok < len(results))
@@ -110,7 +120,7 @@ if __name__ == "__main__":
   parser.add_argument("words", nargs="*")
   parser.add_argument("--only", metavar="FILE.json", help="only cases that are ok there")
   parser.add_argument("--out", metavar="FILE.json")
-  parser.add_argument("--part", metavar="I/N", default="0/1", help="every Nth case, from the Ith on: for several processes")
+  parser.add_argument("--part", metavar="I/N", type=part_of, default=(0, 1), help="every Nth case, from the Ith on: for several processes")
   parser.add_argument("--replay", action="store_true", help="through a capture")
   parser.add_argument("--seconds", type=int, default=120)
   sys.exit(main(parser.parse_args()))

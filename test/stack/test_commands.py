@@ -123,3 +123,16 @@ def test_links_between_documents_lead_somewhere():
   for page in PAGES:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
       if not target.startswith("http"): assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+NONSENSE = [("examples/drive.py --steps 2", "argument --steps: '2' is not a whole number from 3"),
+            ("examples/drive.py --seed x", "argument --seed: 'x'"), ("bench/soak.py abc", "usage: soak.py [REPLAYS [CAPTURES [SECONDS]]], in numbers"),
+            ("bench/soak.py 100 5", "fewer than 30 show nothing: 5"),
+            *((f"-m test.device.onnx_cases --part {p}", f"argument --part: '{p}' is not I/N") for p in ("8/8", "x", "1/0")),
+            ("-m test.device.onnx_cases --only /nonexistent.json", "--only is a file that --out wrote"),
+            ("-m test.device.onnx_cases --out /nonexistent/x.json", "--out one that can be written"),
+            ("-m test.device.onnx_cases nosuchword", "no case is left by nosuchword")]
+@pytest.mark.parametrize("command,words", NONSENSE, ids=[c for c, _ in NONSENSE])
+def test_an_option_that_means_nothing_is_named_before_the_work(command: str, words: str):
+  env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TREE), str(ROOT)]), "DEV": "CPU"}
+  done = subprocess.run([sys.executable, *shlex.split(command)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+  assert done.returncode and words in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -279,6 +279,7 @@ complained. What to do is in [failures.md](failures.md).
 
 def main(args: list[str]) -> int:
   first = int(args[1]) if len(args) > 1 else FIRST
+  if args: pathlib.Path(args[0]).touch() # before the work, not after it: can it be written?
   results = [r for kind in KINDS for scenario in SCENARIOS for r in run(kind, scenario, first)]
   bad = [(c, o) for c, o in results if o.wrong]
   for c, o in bad: print("FAILED", *c, *(f"\n    {w}" for w in o.wrong))

@@ -100,6 +100,11 @@ def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, cc, text
   assert found.state == "problem" and text in found.text and "CC" in found.remedy
   assert doctor.compiler().state == "ok"
 
+def test_a_library_that_is_not_there_is_not_passed_over(monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.setenv("MESA_PATH", "/nonexistent/libtinymesa.so")
+  found = doctor.mesa()
+  assert found.state == "problem" and "MESA_PATH=/nonexistent/libtinymesa.so is no file" in found.text and found.remedy
+
 def test_the_self_test_runs_on_the_node_that_works_mainline_first(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.delenv("DEV", raising=False)
   ok, bad = (lambda node: doctor.Finding(node, "ok", "")), (lambda node: doctor.Finding(node, "problem", ""))

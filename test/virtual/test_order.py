@@ -3,15 +3,15 @@
     QCOM_LAUNCHES=10000 ./dev test -q -n0 test/virtual/test_order.py       the long form: that many replays and eager launches that nobody waits for
 """
 from __future__ import annotations
-import os
 import numpy as np
 import pytest
 from test.qcom_open import virtual
 from tinygrad import Tensor, TinyJit, dtypes
+from tinygrad.helpers import getenv
 
 @pytest.fixture(params=("MSM", "KGSL"))
 def kind(request): return request.param
-LAUNCHES = int(os.environ.get("QCOM_LAUNCHES", "1000"))
+LAUNCHES = getenv("QCOM_LAUNCHES", 1000)
 def host(n, size=500): return (np.arange(size, dtype=np.int32) * 3 + n) % 1009
 def overwrite(t, data): t.assign(Tensor(data, device="PYTHON").to("QCOM")).realize()
 

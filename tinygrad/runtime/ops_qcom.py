@@ -585,7 +585,8 @@ class QCOMDevice(HCQ2Compiled):
     if unknown:=[s for s in str(QCOM_DEBUG.value).split(",") if QCOM_DEBUG.value and s not in DEBUG_STEPS]:
       raise RuntimeError(f"QCOM_DEBUG={QCOM_DEBUG.value}: {', '.join(unknown)} is none of {', '.join(DEBUG_STEPS)}")
     if HCQ_RUNTIME_DEV.value != "CPU": raise RuntimeError(f"QCOM submits from compiled C: HCQ_RUNTIME_DEV must be CPU, not {HCQ_RUNTIME_DEV.value}")
-    self.wait_timeout_ms = float(getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000))
+    if (ms:=getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000)) <= 0: raise RuntimeError(f"HCQDEV_WAIT_TIMEOUT_MS={ms}: it is a number of ms above 0")
+    self.wait_timeout_ms = float(ms)
     try: self.iface:QCOMIface = self._select_iface(device)
     except ExceptionGroup as e: raise RuntimeError("no usable QCOM device. " + "; ".join(str(x) for x in e.exceptions)) from e
     try:
@@ -732,7 +733,7 @@ class QCOMDevice(HCQ2Compiled):
   def _progress(self, run:Run) -> str:
     last = max((r.fence for r in self.inflight if self.retired(r.timeline) and not r.rejected), default=None)
     retired = last if last is not None else f"before {self.inflight[0].fence}"
-    return f"fence {run.fence}, last submitted {self.queue.fence}, last retired {retired}. The kernel's dump is in {self.iface.dump}"
+    return f"fence {run.fence}, last submitted {self.queue.fence}, last retired {retired}. {self.iface.dump()}"
 
   def _check(self, run:Run):
     """`run` and what is before it are over: was all of it done? Nothing that a lost submit should have written may be taken for its result."""

@@ -165,10 +165,12 @@ class VirtualMachine:
 
 def make_gpu(config: Config) -> Any:
   from test.mockgpu.qcom.gpu import VirtualGPU
-  gpu = VirtualGPU(config.chip_id, strict=config.strict, schedule=config.schedule, execute=config.execute,
-                   order=config.order, hang_polls=config.hang_polls, counter_start=config.counter_start, rd=config.rd, rd_full=config.rd_full,
-                   estimate=config.estimate)
-  if config.execute: _ = gpu.engine                     # its first build takes longer than a client's patience with a submit
+  try:
+    gpu = VirtualGPU(config.chip_id, strict=config.strict, schedule=config.schedule, execute=config.execute,
+                     order=config.order, hang_polls=config.hang_polls, counter_start=config.counter_start, rd=config.rd, rd_full=config.rd_full,
+                     estimate=config.estimate)
+    if config.execute: _ = gpu.engine                   # its first build takes longer than a client's patience with a submit
+  except OSError as e: raise RuntimeError(f"the virtual Adreno 630 can't start: {e}") from e # not what a kernel answers to an open
   return gpu
 
 _current: VirtualMachine | None = None
@@ -205,6 +207,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 def nodes() -> tuple[str, ...]: return current().config.nodes
+def listed() -> tuple[str, ...]:
+  """Virtual files that a folder's list shows."""
+  return (*nodes(), *((DEVCOREDUMP,) if current().devcoredump is not None else ()))
 
 def open_node(path: str, flags: int = os.O_RDWR) -> VirtualFile:
   """Opens a virtual device node. OSError: ENOENT if the machine has no such node, EACCES if configured as denied, EMFILE as the process runs out."""

@@ -142,9 +142,10 @@ def ioctl_pointer() -> int:
 class MockFileIOInterface:
   """The method surface of tinygrad's FileIOInterface; paths the virtual machine knows are virtual, all others real."""
   def __init__(self, path: str = "", flags: int = os.O_RDONLY, fd: int | None = None):
-    from test.mockgpu.qcom import open_node, sysfs
+    from test.mockgpu.qcom import listed, open_node, sysfs
     self.path, self._node, self._text = path, None, None
     if fd: self.fd = fd
+    elif any(f.startswith(path.rstrip("/") + "/") for f in listed()): self.fd = os.memfd_create("folder", os.MFD_CLOEXEC)
     elif (text:=sysfs(path)) is not None: self._text, self.fd = text, os.memfd_create("sysfs", os.MFD_CLOEXEC)
     elif self.is_virtual(path):
       self._node = open_node(path, flags)
@@ -196,14 +197,14 @@ class MockFileIOInterface:
   def eventfd(initval: int, flags: int | None = None) -> MockFileIOInterface: return MockFileIOInterface(fd=os.eventfd(initval, flags or 0))
 
 def exists(path: str) -> bool:
-  from test.mockgpu.qcom import nodes, sysfs
-  return path in nodes() or sysfs(path) is not None or any(n.startswith(path.rstrip("/") + "/") for n in nodes()) or os.path.exists(path)
+  from test.mockgpu.qcom import listed, sysfs
+  return path in listed() or sysfs(path) is not None or any(n.startswith(path.rstrip("/") + "/") for n in listed()) or os.path.exists(path)
 
 def listdir(path: str) -> list[str]:
   """Entries of a directory, virtual and real."""
-  from test.mockgpu.qcom import nodes
+  from test.mockgpu.qcom import listed
   base = path.rstrip("/") + "/"
-  virtual = {n[len(base):].split("/")[0] for n in nodes() if n.startswith(base)}
+  virtual = {n[len(base):].split("/")[0] for n in listed() if n.startswith(base)}
   try: real = set(os.listdir(path))
   except OSError:
     if not virtual: raise

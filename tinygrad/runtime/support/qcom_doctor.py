@@ -222,6 +222,8 @@ def mesa() -> Finding:
   """The library with the IR3 compiler, loaded as tinygrad loads it."""
   from tinygrad.runtime.support.compiler_mesa import IR3Compiler
   from tinygrad.runtime.autogen import mesa as lib
+  if (path := os.environ.get("MESA_PATH")) and not os.path.isfile(path): # tinygrad looks elsewhere then, without a word
+    return Finding("Mesa", "problem", f"MESA_PATH={path} is no file", "set MESA_PATH to a libtinymesa.so, or unset it for that of tinymesa")
   try: IR3Compiler("a630")
   except (AttributeError, RuntimeError) as e:
     return Finding("Mesa", "problem", f"no usable Mesa library: {e}",

@@ -207,7 +207,7 @@ class QCOMIface:
   io:type[FileIOInterface] = FileIOInterface
   renderers:list[type[Renderer]] = []
   api:Any = None
-  prefix, submit_src, dump, retry = "", "", "", (errno.EINTR, errno.EAGAIN)
+  prefix, submit_src, retry = "", "", (errno.EINTR, errno.EAGAIN)
   count = 1
 
   def __init__(self, dev:QCOMDevice, device_id:int):
@@ -239,6 +239,7 @@ class QCOMIface:
   def _drop(self, handle:int): raise NotImplementedError
   def wait(self, fence:int, timeout_ms:int) -> bool: raise NotImplementedError
   def lost(self) -> str|None: raise NotImplementedError
+  def dump(self) -> str: raise NotImplementedError # where the kernel's dump of a hang is, a sentence
   def recover(self): raise NotImplementedError
   def _close_queue(self): raise NotImplementedError
   def executing(self) -> bool: return False # kernels kill what runs for too long; only the virtual GPU may take its time
@@ -467,7 +468,6 @@ class BO:
 class MSMIface(QCOMIface):
   """Mainline Linux, drivers/gpu/drm/msm. Buffers have an iova of their own and are visible only to submits that list them."""
   api, prefix, submit_name, renderers = msm_drm, "DRM_IOCTL_", "MSM_GEM_SUBMIT", [IR3Renderer]
-  dump = "/sys/class/devcoredump/devcd*/data (root; kept until read or for 5 minutes)"
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
   AT(u32, q->arg, drm_msm_gem_submit_flags) = SUBMIT_FLAGS | (shared ? 0 : NO_IMPLICIT);
   AT(u32, q->arg, drm_msm_gem_submit_nr_bos) = nbos; AT(u64, q->arg, drm_msm_gem_submit_bos) = q->bos;
@@ -554,6 +554,12 @@ class MSMIface(QCOMIface):
     old, self.faults = self.faults, self._faults()
     return f"{self.faults - old} hang recovery of the submit queue" if self.faults != old else None
 
+  def dump(self) -> str:
+    try: found = any(name.startswith("devcd") for name in self.io("/sys/class/devcoredump").listdir())
+    except OSError: found = False
+    return "The kernel's dump is in /sys/class/devcoredump/devcd*/data (root; kept until read or for 5 minutes)" if found else \
+           "The kernel left no dump"
+
   def recover(self): pass # a legacy address space and its queues survive a hang recovery
 
   def _close_queue(self):
@@ -570,7 +576,7 @@ class KGSLIface(QCOMIface):
   """Downstream Linux (msm-4.9 to 5.4), drivers/gpu/msm/kgsl. Every mapped buffer is visible to every submit, at its CPU address."""
   api, prefix, submit_name, node = kgsl, "IOCTL_KGSL_", "GPU_COMMAND", "/dev/kgsl-3d0"
   renderers = [QCOMCLRenderer, IR3Renderer] if ARM64 else [IR3Renderer, QCOMCLRenderer] # the vendor's compiler is an arm64 library
-  dump, dead = "/sys/class/kgsl/kgsl-3d0/snapshot (root)", "" # dead: what told that the context was invalidated
+  dead = "" # what told that the context was invalidated
   INVALID = "IOCTL_KGSL_%s gave %s: the context was invalidated by a hang or a page fault"
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
   AT(u64, q->cmd, kgsl_command_object_gpuaddr) = addr; AT(u64, q->cmd, kgsl_command_object_size) = size;
@@ -659,6 +665,8 @@ class KGSLIface(QCOMIface):
     self.ioctl("DEVICE_GETPROPERTY", "reading the reset status", type=kgsl.KGSL_PROP_GPU_RESET_STAT, value=ctypes.addressof(stat), sizebytes=4)
     if stat.value == kgsl.KGSL_CTX_STAT_NO_ERROR: return self.dead or None
     return kgsl.enum_kgsl_ctx_reset_stat.get(stat.value, f"reset status {stat.value}")
+
+  def dump(self) -> str: return "If the kernel made a dump, it is in /sys/class/kgsl/kgsl-3d0/snapshot/dump (root)"
 
   def recover(self):
     """A context that faulted never comes back; memory belongs to the process and stays."""
