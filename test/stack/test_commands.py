@@ -125,7 +125,7 @@ def test_links_between_documents_lead_somewhere():
       if not target.startswith("http"): assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 NONSENSE = [("examples/drive.py --steps 2", "argument --steps: '2' is not a whole number from 3"),
-            ("examples/drive.py --seed x", "argument --seed: 'x'"), ("bench/soak.py abc", "usage: soak.py [REPLAYS [CAPTURES [SECONDS]]], in numbers"),
+            ("examples/drive.py --seed x", "argument --seed: 'x'"), ("bench/soak.py abc", "usage: soak.py [REPLAYS [CAPTURES [SECONDS]]], in n"),
             ("bench/soak.py 100 5", "fewer than 30 show nothing: 5"),
             *((f"-m test.device.onnx_cases --part {p}", f"argument --part: '{p}' is not I/N") for p in ("8/8", "x", "1/0")),
             ("-m test.device.onnx_cases --only /nonexistent.json", "--only is a file that --out wrote"),
