@@ -32,6 +32,17 @@ def assemble(text: str, merged: bool = False) -> bytes:
   mesa.ralloc_free(ctypes.pointer(v))
   return code
 
+def word_of(key: tuple) -> int:
+  """A word with the opcode that a key of the instruction table stands for (isa.py); operands as they come: register 0, one component, u32."""
+  cat, opc = key[0], key[-1]
+  if cat == 0: return key[1] << 49 | key[2] << 55 | (key[3] << 37 if len(key) > 3 else 0)
+  if cat == 2: body = key[1] << 53 | 1 << 52
+  elif cat == 3: body = opc << 55 | key[1] << 13
+  elif cat == 5: body = opc << 54 | 1
+  elif cat == 6: body = opc << 14 | 6 << 20 | 1 << 53 | 3 << 49 if key[1] == "b" else opc << 54 | 3 << 49 | 1 << 23 | 1 << 24 | 1
+  else: body = opc << {1: 57, 7: 55}[cat]
+  return cat << 61 | body
+
 def disassemble(code: bytes) -> list[str]:
   """One line an instruction, as Mesa prints them; branch targets as #offset."""
   from tinygrad.runtime.autogen import libc, mesa

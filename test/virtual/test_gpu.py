@@ -3,6 +3,8 @@ import dataclasses, threading, time
 import numpy as np, pytest
 pytest.importorskip("tinygrad.runtime.autogen.mesa")
 from test.mockgpu.qcom.gpu import JobResult, Strict
+from test.mockgpu.qcom.ir3.isa import LEFT_OUT
+from test.virtual.ir3_asm import assemble, word_of
 from test.virtual.rig import FIXED, Rig, Stream, tinygrad_on
 
 @pytest.fixture
@@ -116,6 +118,7 @@ def test_a_chip_value_that_differs_is_reported(job):
   ({"instr_size": 0}, "fetch_bounds", "hang", "SP_CS_INSTR_SIZE is 0"),
   ({"instr_size": 4096}, "fetch_bounds", "hang", "not all mapped"),
   ({"cntl_0": 1 << 20 | 1 << 7}, "unsupported", "hang", "128 fibers"),
+  *(({"config": 0x100 | 1 << bit}, "unsupported", "hang", "bindless descriptors") for bit in range(4)),
   ({"cntl_0": 0}, "limit", "hang", "footprint is 0 vec4"),
   ({"preload": -1}, "stale_state", "ok", "no LOAD_STATE6 of the shader"),
   ({"consts": 1}, "undefined_const", "ok", "read before it was written"),
@@ -473,13 +476,20 @@ def test_state_the_shader_core_does_not_model_ends_the_job_with_its_name(job, ki
   assert j.result.status == "hang" and text in j.result.reason and [v.kind for v in j.result.reports] == [kind], j.result
   assert job.run().result.status == "ok" and job.good()
 
-@pytest.mark.parametrize("word,text", ((0x65840000000c0004, "sel.s32"), (0xc4c6000008010001, "atomic.inc"), (0x2018400000000004, "cov.u8f32"),
-                                       (0xa0081100c2040009, "bindless"), (0xffffffffffffffff, "cat7")), ids=lambda v: v if isinstance(v, str) else "")
+STORE = "mov.u32u32 r2.x, c0.x\nmov.u32u32 r2.y, c0.y\nmov.u32u32 r3.x, 7\nstg.u32 g[r2.x], r3.x, 1"
+FORMS_LEFT_OUT = {"cov.u8f32": 0x2018400000000004, "bindless": 0xa0081100c2040009, "cat7": 0xffffffffffffffff}
+
+@pytest.mark.parametrize("word,text", [(word_of(key), name) for key, (name, _) in LEFT_OUT.items()] + [(w, n) for n, w in FORMS_LEFT_OUT.items()],
+                         ids=lambda v: v if isinstance(v, str) else "")
 def test_instructions_left_out_end_the_job_with_name_and_encoding(job, word, text):
-  good = job.k
-  program(job, word, END)
-  j = job.run()
-  assert j.result.status == "hang" and text in j.result.reason and f"{word:#018x}" in j.result.reason
-  assert kinds(j) == ["unknown_instruction"]
+  """Nothing of such a program is executed, not even the store that comes before."""
+  good, stored = job.k, np.frombuffer(assemble(STORE)[:8 * (STORE.count("\n") + 1)], np.uint64).tolist()
+  out = job.out.view(np.uint32, 256)
+  for words, status in (([END], "ok"), ([word, END], "hang")):
+    out[:] = 0
+    program(job, *stored, *words)
+    j = job.run()
+    assert j.result.status == status and (out[0] == 7) == (status == "ok"), j.result
+  assert text in j.result.reason and f"{word:#018x}" in j.result.reason and kinds(j) == ["unknown_instruction"] and not out.any()
   job.k = good
   assert job.run().result.status == "ok" and job.good()
