@@ -19,7 +19,8 @@ from tinygrad.runtime.support.memory import TLSFAllocator
 from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, LOST, PATCH, REF, REF_INPUT, REF_OWN, REF_READ, REF_WRITTEN, SEG
 from tinygrad.runtime.support.qcom_iface import QCOMError, QCOMIface, ifaces
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat, sint
-from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime, runtime_cache
+from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime
+from tinygrad.engine.realize import runtime_cache, view_base
 
 BUFTYPE_TEX, BUFTYPE_IBO = 1, 2
 
@@ -394,13 +395,6 @@ class Encoder:
 LAST, NREFS, NSEGS, ID = (BATCH.index(n) for n in ("last", "nrefs", "nsegs", "id"))
 TABLE_POINTERS = ("refs", "patches", "segs", "segrefs")
 
-def view_base(u:UOp) -> tuple[UOp, int]:
-  """The buffer under a contiguous view, and the view's offset in bytes."""
-  if u.op is Ops.AFTER or u.op is Ops.BITCAST: return view_base(u.src[0])
-  if u.op is not Ops.SHRINK: return u, 0
-  base, off = view_base(u.src[0])
-  return base, off + u.src[1].val * u.dtype.itemsize
-
 # the slot comes from the contents: batches that run the same code share it
 def code_uop(image:bytes, devs:tuple[str, ...]) -> UOp:
   slot = int.from_bytes(hashlib.sha256(image).digest()[:7], "little")
@@ -441,7 +435,7 @@ def encode_batch(call:UOp) -> UOp|None:
     scratch = UOp.placeholder((prg.scratch_bytes,), dtypes.uint8, 0, device=devs).rtag("private") if prg.scratch_bytes else None
     outs, ins = get_call_outs_ins(c)
     pos = {g:j for j,g in enumerate(info.globals)}
-    bufs = [Addr(*view_base(get_call_arg_uops(c)[g])) for g in info.globals]
+    bufs = [Addr(b, cast(int, off)) for b,off in (view_base(get_call_arg_uops(c)[g]) for g in info.globals)] # of sizes that are known
     ts = [Addr(x.src[0]) for x in (lin.src[i-1], lin.src[i+1])] if i and lin.src[i-1].op is Ops.INS else []
     # a buffer that is not allocated yet holds nothing: this capture writes it, as a whole, before it reads it
     own = [j for j,b in enumerate(bufs) if b.buf is not None and b.buf.op is Ops.BUFFER and not b.buf.buffer.is_allocated()]
