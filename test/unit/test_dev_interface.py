@@ -17,8 +17,8 @@ class TestDevInterface(unittest.TestCase):
   def test_what_there_is_instead(self):
     for dev, words in (("zz+AMD", "AMD has no interface 'zz', there are KFD, "), ("KFX+AMD", "AMD has no interface 'KFX', did you mean: 'KFD'"),
                        ("CPU:FOO", "CPU has no renderer 'FOO', there are CLANG, LLVM")):
-      ret = subprocess.run([sys.executable, "-c", "from tinygrad import Device\nDevice[Device.DEFAULT].renderer"], capture_output=True, text=True, timeout=60,
-                           env={**os.environ, "DEV":dev})
+      ret = subprocess.run([sys.executable, "-c", "from tinygrad import Device\nDevice[Device.DEFAULT].renderer"], capture_output=True, text=True,
+                           timeout=60, env={**os.environ, "DEV":dev})
       self.assertIn(words, ret.stderr)
 
   def test_interface_of_another_device(self):
