@@ -191,5 +191,6 @@ def test_any_sequence_of_what_a_user_does_gives_numpys_numbers_or_one_error(kind
   with virtual(kind): (Tensor([1, 2]) + 1).numpy()             # loads what a first kernel needs
   try:
     run_state_machine_as_test(seed(SEED + part)(machine_for(kind)), settings=settings(
-      max_examples=min(PART, EXAMPLES - part * PART), stateful_step_count=STEPS, deadline=None, database=None, suppress_health_check=list(HealthCheck)))
+      max_examples=min(PART, EXAMPLES - part * PART), stateful_step_count=STEPS, deadline=None, database=None,
+      suppress_health_check=list(HealthCheck)))
   finally: gc.unfreeze()
