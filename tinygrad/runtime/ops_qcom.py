@@ -520,7 +520,7 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
     self.release_waiting()
 
   def release_waiting(self):
-    if self.dev.inflight: return # a wait failed, and the GPU may still use them
+    if not self.waiting or self.dev.inflight: return # a wait failed, and the GPU may still use them
     with self.dev.iface.live.guarded():
       while self.waiting:
         with self.dev.keeping(): self._release(*self.waiting.pop())

@@ -536,8 +536,9 @@ class MSMIface(QCOMIface):
   def wait(self, fence:int, timeout_ms:int) -> bool:
     """True once `fence` of the submit queue is retired, False after `timeout_ms`. Also True for a submit that hang recovery killed: see lost()."""
     sec, ms = divmod(int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1000) + timeout_ms, 1000)
-    try: self.ioctl("MSM_WAIT_FENCE", f"waiting for fence {fence}", fence=fence, queueid=self.queue_id,
-                    timeout=msm_drm.struct_drm_msm_timespec(tv_sec=sec, tv_nsec=ms * 1000000))
+    arg = msm_drm.struct_drm_msm_wait_fence() # filled in here: a third of the time that its constructor takes with keywords
+    arg.fence, arg.queueid, arg.timeout.tv_sec, arg.timeout.tv_nsec = fence, self.queue_id, sec, ms * 1000000
+    try: self.ioctl("MSM_WAIT_FENCE", f"waiting for fence {fence}", __payload=arg)
     except QCOMError as e:
       if getattr(e.__cause__, "errno", None) == errno.ETIMEDOUT: return False
       raise
