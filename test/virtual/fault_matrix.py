@@ -132,8 +132,9 @@ def unclear(cell: Cell, e: BaseException) -> list[str]:
   if cell.code in RETRIED.split(): return [f"{cell.ioctl} was not made again: {text}"]
   lacks = [f"the error does not name {part}: {type(e).__name__}: {text}" for part in (cell.code, cell.ioctl) if part not in text]
   if not isinstance(e, (QCOMError, MemoryError, RuntimeError)): lacks.append(f"{type(e).__name__} is not what a user can catch: {text}")
-  if not any(cause in text for cause in (" while ", "rejected")): lacks.append(f"the error does not say what was being done: {text}")
-  if "out of memory" in text and cell.code != "ENOMEM": lacks.append(f"{cell.code} is called a lack of memory: {text}")
+  if not any(cause in text for cause in (" while ", " ran", " run,", " lost ")): lacks.append(f"the error does not say what was being done: {text}")
+  memory = cell.code == "ENOMEM" or (cell.code == "ENOSPC" and cell.ioctl != "DRAWCTXT_CREATE")
+  if memory != isinstance(e, MemoryError): lacks.append(f"{cell.code} is {type(e).__name__}: {text}")
   if "Do:" not in text: lacks.append(f"the error does not say what to do: {text}")
   return lacks
 
@@ -248,8 +249,9 @@ def run(kind: str, scenario: str, first: int = FIRST) -> list[tuple[Cell, Outcom
 
 def general(text: str) -> str:
   """An error's text without the numbers of one run."""
-  text = re.sub(r"'[^']*?(submit \d+ kernels|E_)[^']*'", "'KERNEL'", text)
-  return re.sub(r"Used: [\d.]+ \w+|[\d.]+ [kMG]?B failed", "Used: N", re.sub(r"\b(0x[0-9a-f]+|\d+)\b(?!_|K)", "N", text))
+  text = re.sub(r"'[^']*?(submit \d+ kernels|\bE_)[^']*'( and \d+ more)?", "'KERNEL'", text).replace("last retired before", "last retired")
+  text = re.sub(r"[\d.]+ [kMG]?B( failed)?\b", r"N B\1", text)
+  return re.sub(r"\b(0x[0-9a-f]+|\d+)\b(?!_|K| GiB|\.1 or| or newer)", "N", text)
 
 def table(results: list[tuple[Cell, Outcome]]) -> str:
   """Markdown: what each cell gave, then the distinct messages. `ok`: right numbers; a number: message; -: the work makes no such call."""

@@ -41,7 +41,9 @@ def test_without_any_device_one_error_gives_the_reason_of_each_interface():
   qcom.configure(nodes=())
   with pytest.raises(RuntimeError) as e, opened("QCOM:IR3", PROBED): pass
   text = str(e.value)
-  assert "MSM" in text and "/dev/dri/renderD*" in text and "KGSL" in text and "/dev/kgsl-3d0" in text and "ENOENT" in text, text
+  assert "msm" in text and "/dev/dri/renderD*" in text and "/dev/kgsl-3d0" in text and "ENOENT" in text and "qcom_doctor" in text, text
+  qcom.configure(nodes=(NODE["KGSL"],), denied=(NODE["KGSL"],))
+  with pytest.raises(RuntimeError, match="renderD.*kgsl-3d0 gave EACCES.*Do: join the node's group") as e, opened("QCOM:IR3", PROBED): pass
   qcom.configure()
   with opened("QCOM:IR3", PROBED): works()
 
@@ -109,7 +111,7 @@ def test_a_second_device_does_not_exist():
 # *** memory
 
 @pytest.mark.parametrize("name,code,words", [("GEM_NEW", errno.ENOMEM, "out of memory"), ("GEM_INFO", errno.ENOSPC, "address space"),
-                                             ("mmap", errno.ENOMEM, "out of memory")])
+                                             ("mmap", errno.ENOMEM, "no room.*max_map_count")])
 def test_running_out_frees_the_cache_and_tries_once_more(name, code, words):
   with virtual("MSM") as (machine, dev):
     (Tensor.full((1 << 18,), 2.0).contiguous() + 1).realize() # leaves buffers in the allocator's cache
@@ -305,6 +307,27 @@ def test_a_batch_that_fails_halfway_is_not_patched_while_its_first_half_runs(kin
     for i, x in enumerate(xs): np.testing.assert_array_equal(f(x).numpy(), np.full(5000, (i + 1) * 2))
     works()
 
+def test_a_submit_that_kgsl_queued_and_refused_is_not_run_again_on_what_it_updates():
+  """EPROTO: an earlier command faulted, this one runs all the same."""
+  with virtual("KGSL") as (machine, dev):
+    acc = Tensor(np.zeros(100, np.float32)).realize()
+    f = TinyJit(lambda x: acc.assign(acc + x).realize())
+    ones = Tensor(np.ones(100, np.float32)).realize()
+    for _ in range(3): f(ones)
+    np.testing.assert_array_equal(acc.numpy(), np.full(100, 3))
+    machine.kgsl.contexts[dev.iface.ctx].faulted = True
+    with pytest.raises(QCOMError, match="may have run.*EPROTO.*Do: write anew"): f(ones)
+    with pytest.raises(QCOMError, match="undefined"): f(ones)
+    acc.assign(Tensor(np.full(100, 3, np.float32))).realize()
+    f(ones)
+    np.testing.assert_array_equal(acc.numpy(), np.full(100, 4))
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EPERM, errno.ENOMEM])
+def test_a_context_without_full_clocks_computes_the_same(code, capfd):
+  qcom.configure(fail={"SETPROPERTY": {1: code}})
+  with Context(DEBUG=1), opened("MOCKKGSL+QCOM:IR3"): works()
+  assert qcom_iface.errname(code) in capfd.readouterr().out
+
 # *** hangs
 
 QUIET = Strict(raise_to_waiter=False) # what a real kernel tells: nothing but counters
@@ -358,6 +381,19 @@ def test_a_submit_that_never_ends_times_out_with_facts(kind, monkeypatch):
     machine.gpu.poke()
     np.testing.assert_array_equal(out.numpy(), np.full(100, 7))
     works()
+
+def test_a_lost_context_that_cannot_be_replaced_at_once_is_replaced_later():
+  with virtual("KGSL", schedule=7, strict=QUIET) as (machine, dev):
+    a = Tensor(np.arange(100, dtype=np.float32)).realize()
+    machine.gpu.grace_s = 5.0
+    bad = (a * 7).realize()
+    machine.gpu.kill(machine.gpu._queue[0][2])
+    machine.gpu.grace_s = 0.01
+    fail_next(machine, "KGSL", "DRAWCTXT_CREATE", errno.ENOMEM)
+    with pytest.raises(QCOMError, match="not replaced yet.*ENOMEM.*Do: .*repeat"): bad.numpy()
+    with pytest.raises(QCOMError, match="lost.*Do: compute again"): bad.numpy()
+    with pytest.raises(QCOMError, match="undefined"): bad.numpy()
+    np.testing.assert_array_equal((a * 7).numpy(), np.arange(100) * 7)
 
 # *** shaders that need too much
 

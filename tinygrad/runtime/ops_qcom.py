@@ -16,8 +16,8 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tinygrad.runtime.support.hcq2 import HCQ_RUNTIME_DEV, HCQ2Compiled, HCQAllocator, HCQInfo, make_buf, make_call
 from tinygrad.runtime.support.hcq2 import get_submit, make_binary_patch, make_patches, make_submit
 from tinygrad.runtime.support.memory import TLSFAllocator
-from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, LOST, PATCH, REF, REF_INPUT, REF_OWN, REF_READ, REF_WRITTEN, SEG
-from tinygrad.runtime.support.qcom_iface import QCOMError, QCOMIface, ifaces
+from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, CLOSED, LOST, NO_NODE, PATCH, REF, REF_INPUT, REF_OWN, REF_READ, REF_WRITTEN
+from tinygrad.runtime.support.qcom_iface import REOPEN, SEG, QCOMError, QCOMIface, ifaces
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat, sint
 from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime
 from tinygrad.engine.realize import runtime_cache, view_base
@@ -500,7 +500,9 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
     if options is not None and options.is_external: return self._alloc(size, options) # freeing other memory would not make it possible
     cached = len(self.cache[(size, options)]) > 0
     try: buf = super().alloc(size, options)
-    except MemoryError as e: raise MemoryError(f"{e}: {e.__cause__}") from e.__cause__
+    except MemoryError as e: # which tinygrad makes of whatever goes wrong
+      if (c:=e.__cause__) is not None and not isinstance(c, MemoryError): raise c from c.__cause__
+      raise MemoryError(f"{e}: {c}") from c
     if cached: self.dev.iface.live.rebirth(buf.va_addr)
     if debugging("poison"):
       if cached: self.dev.synchronize() # queued work may still use it
@@ -582,7 +584,10 @@ class QCOMDevice(HCQ2Compiled):
     if (ms:=getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000)) <= 0: raise RuntimeError(f"HCQDEV_WAIT_TIMEOUT_MS={ms}: it is a number of ms above 0")
     self.wait_timeout_ms = float(ms)
     try: self.iface:QCOMIface = self._select_iface(device)
-    except ExceptionGroup as e: raise RuntimeError("no usable QCOM device. " + "; ".join(str(x) for x in e.exceptions)) from e
+    except ExceptionGroup as e:
+      todo = [x.do for x in e.exceptions if isinstance(x, QCOMError)] # a node that is there counts more than one that is not
+      raise QCOMError("no usable QCOM device: " + "; ".join(getattr(x, "what", str(x)).removeprefix(f"{CLOSED}: ") for x in e.exceptions),
+                      next((d for d in todo if d != NO_NODE), NO_NODE)) from e
     try:
       self.queue, self.signals = self.iface.queue, dict[tuple, Buffer]()
       self.timestamps:weakref.WeakValueDictionary[tuple, Buffer] = weakref.WeakValueDictionary() # a batch's, as long as it is linked
@@ -684,13 +689,13 @@ class QCOMDevice(HCQ2Compiled):
     The error of a batch that failed. What the kernel took of it is waited for: the next run patches the same arena. If that does not end it stays in
     flight, with the timeline of the run before, since it writes none.
     """
-    e = self.iface.submit_error(run.name)
+    e = self.iface.submit_error(run.name, run.batch[NSEGS])
     run.rejected, run.timeline = True, self.queue.timeline
     self.queue.error = 0 # a signal before this: settle comes here again; after it: settle sets the fence
     run.fence = self.queue.fence
     try: self.synchronize()
     except QCOMError as other:
-      if not self.inflight: return other # what does not end is told by the next wait
+      if not self.inflight: return QCOMError(f"{e.what}. {other.what}", other.do) # what does not end is told by the next wait
     return e
 
   def prune(self):
@@ -720,14 +725,14 @@ class QCOMDevice(HCQ2Compiled):
     while not self.iface.wait(cast(int, run.fence), int(min(limit * 1000, 500))):
       if seen != (seen:=self.done[0]) or (patient and self.iface.executing()): st = time.perf_counter()
       elif time.perf_counter() - st > limit:
-        raise QCOMError(f"{self.device} timed out after {limit*1e3:.0f} ms without progress, waiting for {run.name!r}: {self._progress(run)}. "
-                        "Do: wait again, raise HCQDEV_WAIT_TIMEOUT_MS, or give up what is in flight: Device['QCOM'].reopen()")
+        raise QCOMError(f"{self.device} timed out after {limit*1e3:.0f} ms without progress, waiting for {run.name!r}, which is still in flight. "
+                        f"{self._progress(run)}", f"read the result again, raise HCQDEV_WAIT_TIMEOUT_MS, or give up: {REOPEN}")
     if not self.retired(run.timeline) or run is self.inflight[-1]: self._check(run)
 
   def _progress(self, run:Run) -> str:
     last = max((r.fence for r in self.inflight if self.retired(r.timeline) and not r.rejected), default=None)
     retired = last if last is not None else f"before {self.inflight[0].fence}"
-    return f"fence {run.fence}, last submitted {self.queue.fence}, last retired {retired}. {self.iface.dump()}"
+    return f"For a report: fence {run.fence}, last submitted {self.queue.fence}, last retired {retired}. {self.iface.dump()}"
 
   def _check(self, run:Run):
     """`run` and what is before it are over: was all of it done? Nothing that a lost submit should have written may be taken for its result."""
@@ -741,14 +746,13 @@ class QCOMDevice(HCQ2Compiled):
     for r in self.inflight: self.taint(r)
     # fences retire in order: the last one stands for all. If it does not, they are waited for again, and nothing is freed
     if not self.iface.wait(cast(int, self.inflight[-1].fence), int(self.wait_timeout_ms)):
-      raise QCOMError(f"{self.device} lost {lost.name!r} while waiting for it: {why}. {progress}. What is in flight does not end. "
-                      "Do: give it up and all tensors: Device['QCOM'].reopen()")
+      raise QCOMError(f"{self.device} lost {lost.name!r}: {why}, and what is in flight does not end. {progress}", f"give it up: {REOPEN}")
     self.iface.recover()
     self.inflight.clear()
     self.prof_ents.clear()
     self.done[0] = self.queue.timeline & 0xffffffff
-    raise QCOMError(f"{self.device} lost {lost.name!r} while waiting for it: {why}. {progress}. The device accepts new work. "
-                    "Do: compute again what was in flight")
+    raise QCOMError(f"{self.device} lost {lost.name!r}: {why}. Results in flight are refused. {progress}",
+                    "compute again what was in flight, the device takes new work; if it recurs, QCOM_DEBUG=sync names the kernel")
 
   def synchronize(self, timeout:int|None=None):
     self.iface.check_process()
@@ -814,7 +818,10 @@ class QCOMDevice(HCQ2Compiled):
 
   def finalize(self):
     if os.getpid() != self.iface.pid: return
-    super().finalize()
+    try: self.synchronize()
+    except RuntimeError as e:
+      print(f"{self.device} failed at exit: what the program had read is right, what it had not is lost. {getattr(e, 'what', e)}. Do: run it again")
+    Compiled.finalize(self)
     if DEBUG >= 2 and (n:=self.queue.submits):
       print(f"{self.device}: {n} submits, {self.queue.nbos / n:.1f} buffers and {self.queue.nbytes / n:.0f} bytes of commands in each, "
             f"{self.queue.batches} batches linked, {sum(s.buf.size for s in self.allocator.slabs) / 1e6:.1f} MB of programs and arguments")

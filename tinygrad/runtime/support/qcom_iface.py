@@ -3,7 +3,7 @@ import array, bisect, contextlib, ctypes, errno, fcntl, functools, importlib, mm
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from tinygrad.device import TinyELF
-from tinygrad.helpers import PROFILE, Target, ansistrip, disable_gc, getenv, round_up, to_mv, unwrap
+from tinygrad.helpers import DEBUG, PROFILE, Target, ansistrip, disable_gc, getenv, round_up, to_mv, unwrap
 from tinygrad.renderer.cstyle import QCOMCLRenderer
 from tinygrad.renderer.nir import IR3Renderer
 from tinygrad.runtime.autogen import kgsl, libc, msm_drm
@@ -27,8 +27,9 @@ FIELDS = {name: [(n, typ or "u64") for n,_,typ in (f.partition(":") for f in fie
 }.items()}
 REF_READ, REF_WRITTEN, REF_INPUT, REF_OWN = 1, 2, 4, 8 # flags of a ref: its contents matter; written; its address is inputs[input]; this capture's
 NOT_LIVE, TAINTED, MISALIGNED = 1001, 1002, 1003       # errors of the submitter's own, beside the kernel's errnos
+QUEUED = errno.EPROTO                                  # KGSL: an earlier submit faulted; this one is queued all the same
 BEYOND_REPAIR = (1 << 64) - 1                          # tainted by more than a batch that can run again
-C_NUMBERS = ("REF_READ", "REF_WRITTEN", "REF_INPUT", "REF_OWN", "NOT_LIVE", "TAINTED", "MISALIGNED", "BEYOND_REPAIR")
+C_NUMBERS = ("REF_READ", "REF_WRITTEN", "REF_INPUT", "REF_OWN", "NOT_LIVE", "TAINTED", "MISALIGNED", "BEYOND_REPAIR", "QUEUED")
 
 # The submitter runs without the interpreter lock and allocates nothing. It patches a batch, turns the addresses that the batch references into the
 # kernel's buffer list, and submits. All its state is in CPU memory that Python lays out.
@@ -72,7 +73,8 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
     }
     if (q->hook) ((void (*)(u64, u64, u64))q->hook)(refs[0].addr + segs[s].offset, segs[s].size, n);
     int err = kernel_submit(q, ib, refs[0].addr + segs[s].offset, segs[s].size, n, shared);
-    if (err) return fail(q, b, (u64)err, s, s > 0);
+    if (err == QUEUED && s + 1 == b->nsegs) q->timeline++; // it runs all the same, and signals
+    if (err) return fail(q, b, (u64)err, s, s > 0 || err == QUEUED);
     q->nbos += n; q->nbytes += segs[s].size;
   }
   for (u64 i = 0; i < b->nrefs; i++) {
@@ -117,7 +119,53 @@ static int do_ioctl(struct queue* q) {
 
 ARM64 = platform.machine().lower() in ("aarch64", "arm64")
 
-class QCOMError(RuntimeError): pass
+class QCOMError(RuntimeError):
+  """`what`: what failed, by which cause, and what is left of results and device. `do`: what to do about it."""
+  def __init__(self, what:str, do:str):
+    super().__init__(what, do)
+    self.what, self.do = what, do
+  def __str__(self): return f"{self.what}. Do: {self.do}"
+class QCOMMemoryError(QCOMError, MemoryError):
+  """Memory or addresses ran out."""
+
+# What was being done when a call failed: what its caller has then, and how to say that it be repeated.
+NODE, OPEN, RENEW, MEMORY, MAP, HOST, SUBMIT, WAIT, FREE = "node", "open", "renew", "memory", "map", "host", "submit", "wait", "free"
+CLOSED = "QCOM did not open"
+STAGES = {
+  NODE: (CLOSED, "open it again"), OPEN: (CLOSED, "open it again"), MEMORY: ("", "try again"), MAP: ("", "try again"), HOST: ("", "try again"),
+  SUBMIT: ("Nothing of {work} ran", "run it again"), WAIT: ("Whether {work} ended well is not known", "repeat what raised this"),
+  FREE: ("Memory is not released yet", "repeat what raised this"), RENEW: ("The lost context is not replaced yet", "repeat what raised this")}
+REOPEN, REPORT = "Device['QCOM'].reopen() (drops all tensors) or start anew", "report it (docs/failures.md)"
+NO_NODE = "load the GPU's driver (mainline: msm, downstream: kgsl); python3 -m tinygrad.runtime.support.qcom_doctor says what is missing"
+# Cause and what to do, by errno (0: any other), by what was being done and errno, or by these and the kernel. docs/failures.md says more.
+REMEDY:dict[Any, tuple[str, str]] = {
+  0: ("", f"{{again}}; if it stays so, {REOPEN}, and {REPORT}"),
+  errno.EACCES: ("a container, sandbox or SELinux denies it, not the node's group", "allow it there (SELinux: dmesg has avc: denied), then {again}"),
+  errno.ENOMEM: ("Linux is out of memory", "free tensors, end other programs or add swap, then {again}"),
+  errno.ENOSPC: ("the GPU's address space is full", "free tensors, all of them together have 4 GiB of GPU addresses, then {again}"),
+  errno.ENODEV: ("the GPU or its driver is gone, dmesg says why", REOPEN),
+  errno.EDEADLK: ("the GPU hung or faulted on earlier work", "{again}, the device takes new work; if it recurs, QCOM_DEBUG=sync names the kernel"),
+  errno.ETIMEDOUT: ("the GPU is stuck on earlier work", f"{{again}}; if it stays so, {REOPEN}"),
+  errno.EBUSY: ("Linux is busy with it", f"{{again}}; if it stays so, {REOPEN}"),
+  errno.EMFILE: ("too many files are open", "close some or raise the limit (ulimit -n), then {again}"),
+  (NODE, errno.EACCES): ("this user has no access", "join the node's group (ls -l /dev/dri /dev/kgsl-3d0: usually render or video), log in again"),
+  (NODE, errno.ENOENT): ("there is no such node", NO_NODE),
+  (OPEN, 0): ("", f"reboot or try another kernel, and {REPORT}"),
+  (OPEN, errno.ENOMEM): ("Linux is out of memory", "end other programs or add swap, then {again}"),
+  (OPEN, errno.ENOSPC): ("there is no room for another GPU context", "end other programs that use the GPU, then {again}"),
+  (OPEN, errno.ENODEV): ("the GPU driver is gone or not ready", "look for its errors (dmesg | grep -iE 'msm|adreno|kgsl'), reboot"),
+  (OPEN, errno.ENXIO): ("the driver has no GPU, usually for want of firmware", "put what dmesg misses (a630_sqe.fw, a630_gmu.bin, a630_zap.mbn) "
+                        "below /lib/firmware/qcom, reboot"),
+  (OPEN, errno.EINVAL, "MSM"): ("", f"use Linux 6.1 or newer (uname -r); if it is, {REPORT}"),
+  (MEMORY, 0): ("", f"{{again}}, all else is as before; if it stays so, {REOPEN}, and {REPORT}"),
+  (MEMORY, errno.ENOMEM, "KGSL"): ("Linux is out of memory, or the GPU of addresses", "free tensors, end other programs or add swap, then {again}"),
+  (MAP, errno.ENOMEM): ("this process has no room for a mapping", "free tensors, raise ulimit -v or vm.max_map_count, then {again}"),
+  (HOST, 0): ("", f"copy it into a tensor instead of Tensor.from_blob, and {REPORT}"),
+  (HOST, errno.EOPNOTSUPP): ("Linux can't map this memory", "copy it into a tensor instead of Tensor.from_blob"),
+  (FREE, 0): ("", f"{{again}}, all else is as before; if it recurs, {REPORT}")}
+for same, as_ in ((errno.EPERM, errno.EACCES), (errno.ENXIO, errno.ENODEV), (errno.EIO, errno.ENODEV), (errno.EPROTO, errno.EDEADLK),
+                  ((SUBMIT, errno.ENOENT, "KGSL"), errno.EDEADLK), ((MAP, 0), (MEMORY, 0)),
+                  *(((NODE, e), (OPEN, e)) for e in (0, errno.ENOMEM, errno.ENODEV, errno.ENXIO))): REMEDY[same] = REMEDY[as_]
 
 U64 = ctypes.c_uint64
 def ctypes_fields(name:str) -> list[tuple[str, Any]]: return [(n, ctypes.c_uint32 if typ == "u32" else U64) for n,typ in FIELDS[name]]
@@ -129,19 +177,6 @@ REF, PATCH, SEG = (struct.Struct("<" + "".join("I" if typ == "u32" else "Q" for 
 BATCH = [n for n,_ in FIELDS["batch"]]
 DEAD = (1 << 64) - 1 # birth of an allocation that was freed but is kept for reuse
 LOST = 1 << 63 # stands for the address of a buffer that never got any, or whose device was closed
-
-GONE = "see the kernel's log (dmesg), then start the program anew or call Device['QCOM'].reopen(): all tensors are gone"
-REMEDY = {errno.EACCES: "let the sandbox or security policy allow it (SELinux: look for avc: denied in dmesg); the node opened, so groups are right",
-  errno.ENOMEM: "free tensors, end other programs or add swap", errno.ENOSPC: "free tensors: all of them together have 4 GiB of GPU addresses",
-  errno.ENODEV: GONE, errno.ENXIO: GONE, errno.EIO: GONE,
-  errno.EDEADLK: "compute again what was in flight: the GPU hung or faulted, the context was replaced",
-  errno.EPROTO: "compute again what was in flight: the GPU hung or faulted on work before it",
-  errno.ETIMEDOUT: "try again; if it persists, the GPU hangs: " + GONE, errno.EOPNOTSUPP: "copy the data into a tensor instead",
-  errno.EBUSY: "run it again; if it stays busy, call Device['QCOM'].reopen(): all tensors are gone then",
-  errno.EMFILE: "close files or raise the limit of open files (ulimit -n)"}
-REMEDY[errno.EPERM] = REMEDY[errno.EACCES]
-OPENING = {errno.ENOMEM: "end other programs or add swap, then open it again", errno.ENODEV: "see the kernel's log (dmesg) for the GPU's driver"}
-UNEXPECTED = "report this with the kernel's log (dmesg) and the output of python3 -m tinygrad.runtime.support.qcom_doctor: no such answer is expected"
 
 class LiveAllocs:
   """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Changed while guarded()."""
@@ -207,7 +242,7 @@ class QCOMIface:
   io:type[FileIOInterface] = FileIOInterface
   renderers:list[type[Renderer]] = []
   api:Any = None
-  prefix, submit_src, retry = "", "", (errno.EINTR, errno.EAGAIN)
+  kind, prefix, submit_src, retry = "", "", "", (errno.EINTR, errno.EAGAIN)
   count = 1
 
   def __init__(self, dev:QCOMDevice, device_id:int):
@@ -239,47 +274,49 @@ class QCOMIface:
   def _drop(self, handle:int): raise NotImplementedError
   def wait(self, fence:int, timeout_ms:int) -> bool: raise NotImplementedError
   def lost(self) -> str|None: raise NotImplementedError
-  def dump(self) -> str: raise NotImplementedError # where the kernel's dump of a hang is, a sentence
+  def dump(self) -> str: raise NotImplementedError # where Linux's dump of a hang is, a sentence
   def recover(self): raise NotImplementedError
   def _close_queue(self): raise NotImplementedError
   def executing(self) -> bool: return False # kernels kill what runs for too long; only the virtual GPU may take its time
 
-  def ioctl(self, req:str, doing:str, /, *args, **kwargs) -> Any:
-    """Calls `req` of this kernel's API; a signal or a full queue retries. Raises QCOMError naming ioctl, errno and purpose, OSError as its cause."""
+  def ioctl(self, req:str, stage:str, doing:str, /, *args, **kwargs) -> Any:
+    """Calls `req` of this kernel's API; a signal or a full queue retries. Raises error(), OSError as its cause."""
     self.check_process()
     while True:
       try: return getattr(self.api, self.prefix + req)(self.fd, *args, **kwargs)
       except OSError as e:
         if e.errno in self.retry: continue
-        raise QCOMError(f"{self.prefix}{req} failed while {doing}: {self._explain(e.errno)}") from e
+        raise self.error(stage, e.errno, self.prefix + req, f" while {doing}") from e
+
+  def error(self, stage:str, err:int|None, call:str, doing:str="", work:str="", **said:str) -> QCOMError:
+    """`call` gave `err`. `stage`: what was being done, `work` named; `said`, means= or again=, replaces what is said of the stage."""
+    if stage != NODE and not self.opened: stage, doing = OPEN, f"{doing} of {self.fd.path}"
+    elif stage == OPEN: stage = RENEW
+    means, again = STAGES[stage]
+    cause, do = next(REMEDY[k] for k in ((stage, err, self.kind), (stage, err), err, (stage, 0), 0) if k in REMEDY)
+    what = f"{cause} ({call} gave {errname(err)}{doing})" if cause else f"{call} gave {errname(err)}{doing}"
+    if means:=said.get("means", means): what = means.format(work=work or self.work()) + ": " + what
+    return (QCOMMemoryError if err == errno.ENOMEM or (err == errno.ENOSPC and stage != OPEN) else QCOMError)(
+      what, do.format(again=said.get("again", again)))
+
+  def work(self) -> str:
+    """What is in flight, in words."""
+    names = [repr(ansistrip(r.name)) for r in self.dev.inflight]
+    return " and ".join(names[:1] + [f"{len(names) - 1} more"] * (len(names) > 1)) or "what was in flight"
 
   def check_process(self):
-    if self.closed and not hasattr(self, "fd"): raise QCOMError("QCOM is closed. Do: Device['QCOM'].reopen()")
-    if os.getpid() == self.pid: return
-    raise QCOMError(f"QCOM was opened by process {self.pid}: process {os.getpid()}, a fork of it, can't use it. "
-                    "Start workers with spawn, or open QCOM after the fork")
-
-  opening:dict[int, str] = {} # remedies of this kernel while the device is not open yet, and later
-  remedy:dict[int, str] = {}
-  def _explain(self, err:int|None) -> str:
-    remedies = REMEDY | self.remedy | ({} if self.opened else OPENING | self.opening)
-    return f"{errname(err)} ({os.strerror(err or 0)}) on {self.fd.path}{'' if self.opened else ', QCOM did not open'}. " \
-           f"Do: {remedies.get(err or 0, UNEXPECTED)}"
+    if self.closed and not hasattr(self, "fd"): raise QCOMError("QCOM is closed", "Device['QCOM'].reopen()")
+    if os.getpid() != self.pid: raise QCOMError(f"QCOM was opened by process {self.pid}: process {os.getpid()}, a fork of it, can't use it",
+                                                "start workers with spawn, or open QCOM after the fork")
 
   def alloc(self, size:int) -> HCQBuffer:
-    """`size` bytes, zeroed, readable and writable by GPU and CPU. Raises MemoryError telling an exhausted address space from exhausted memory."""
+    """`size` bytes, zeroed, readable and writable by GPU and CPU. Raises QCOMMemoryError telling full addresses from full memory."""
     try:
       buf = self._alloc(round_up(size, mmap.PAGESIZE))
       if self.rd is not None: self.bos[buf.meta.handle] = buf.offset(0, buf.size)
       buf.size, buf.view = size, buf.cpu_view().view(size=size)
       return buf
-    except QCOMError as e:
-      if (err:=getattr(e.__cause__, "errno", None)) == errno.ENOSPC: raise MemoryError(f"the GPU's address space is full ({e})") from e
-      if err == errno.ENOMEM: raise MemoryError(f"the kernel is out of memory ({e})") from e
-      raise
-    except OSError as e:
-      text = f"mmap failed while mapping {size} bytes for the CPU: {self._explain(e.errno)}"
-      raise (MemoryError(f"the process is out of memory ({text})") if e.errno == errno.ENOMEM else QCOMError(text)) from e
+    except OSError as e: raise self.error(MAP, e.errno, "mmap", f" while mapping {size} bytes for the CPU") from e
 
   def free(self, buf:HCQBuffer): self.release(functools.partial(self._free, buf.meta))
   def _free(self, bo:BO): raise NotImplementedError
@@ -305,14 +342,13 @@ class QCOMIface:
     """
     try: total = os.lseek(fd, 0, os.SEEK_END)
     except (OSError, OverflowError) as e:
-      raise QCOMError(f"file descriptor {fd} is {'no DMA-BUF' if getattr(e, 'errno', None) == errno.ESPIPE else 'not open'}") from e
+      raise QCOMError(f"file descriptor {fd} is {'no DMA-BUF' if getattr(e, 'errno', None) == errno.ESPIPE else 'not open'}", DMABUFS) from e
     if offset < 0 or size <= 0 or offset + size > total: raise ValueError(f"a DMA-BUF of {total} bytes has no {size} bytes at offset {offset}")
     with self.live.lock:
       try: handle, va = self._import(fd)
       except QCOMError as e:
         if getattr(e.__cause__, "errno", None) not in (errno.EINVAL, errno.ENOTTY): raise
-        raise QCOMError(f"file descriptor {fd} is no DMA-BUF ({e}). /dev/dma_heap/* and GPU or camera drivers export them, and /dev/udmabuf makes "
-                        "one of a memfd") from e
+        raise QCOMError(f"file descriptor {fd} is no DMA-BUF: {e.what}", DMABUFS) from e
       if va is not None:
         try: self.imports[handle] = DMABuf(handle, va, total, os.dup(fd))
         except OSError:
@@ -337,7 +373,8 @@ class QCOMIface:
     """Around what the CPU reads or writes of `buf`. Only memory of others, which the CPU may cache, needs anything."""
     if isinstance(buf.meta, DMABuf):
       if buf.view is None or (write and not buf.meta.writable):
-        raise QCOMError(f"the exporter of this DMA-BUF lets no process map it to {'write' if write else 'read'}: compute on the GPU and copy that")
+        raise QCOMError(f"the exporter of this DMA-BUF lets no process map it to {'write' if write else 'read'}",
+                        "copy it on the GPU, and use the copy")
       self.dmabuf_sync(buf.meta.fd, mode:=DMA_BUF_SYNC_WRITE if write else DMA_BUF_SYNC_READ)
       try: yield
       finally: self.dmabuf_sync(buf.meta.fd, mode | DMA_BUF_SYNC_END)
@@ -358,9 +395,7 @@ class QCOMIface:
 
   def open_node(self, path:str) -> FileIOInterface:
     try: return self.io(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as e:
-      hint = ": add this user to the node's group (usually render or video)" if e.errno in (errno.EACCES, errno.EPERM) else ""
-      raise RuntimeError(f"{type(self).__name__[:-5]}: can't open {path}: {errname(e.errno)} ({os.strerror(unwrap(e.errno))}){hint}") from e
+    except OSError as e: raise self.error(NODE, e.errno, f"open of {path}") from e
 
   def mapped(self, size:int, offset:int) -> int:
     self.maps[addr:=self.fd.mmap(0, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, offset)] = size
@@ -403,23 +438,27 @@ class QCOMIface:
 
   def io_pointer(self) -> int: return unwrap(ctypes.cast(libc.dll.ioctl, ctypes.c_void_p).value)
 
-  def submit_error(self, name:str) -> QCOMError:
-    """The failure of batch `name` that the submitter kept, in words. Who clears queue.error makes the device accept work again."""
+  def submit_error(self, name:str, parts:int) -> QCOMError:
+    """The failure of batch `name`, of `parts` submits, that the submitter kept, in words. Who clears queue.error makes the device
+    accept work again."""
     err, arg = self.queue.error, self.queue.error_arg
     if err == NOT_LIVE and arg < LOST:
-      return QCOMError(f"{name!r} references {arg:#x}, which is not allocated: a buffer was freed, or the device reopened, since it was captured. "
-                       "Do: capture it again (TinyJit.reset)")
+      return QCOMError(f"{name!r} references {arg:#x}, which is not allocated: a buffer was freed, or the device reopened, since it was captured",
+                       "capture it again (TinyJit.reset)")
     if err in (NOT_LIVE, TAINTED): return self.undefined(arg)
     if err == MISALIGNED:
-      return QCOMError(f"a kernel of {name!r} takes memory at {arg:#x} as an image, which has to begin at a multiple of 64 bytes. "
-                       "Do: copy that view first, with Context(IMAGE=0): x = x.clone().realize(), or compute with IMAGE=0")
-    return QCOMError(f"{self.prefix}{self.submit_name} rejected IB {arg} of {name!r}, which did not run{' to its end' * (arg > 0)}, after fence "
-                     f"{self.queue.fence}: {self._explain(err)}")
+      return QCOMError(f"a kernel of {name!r} takes memory at {arg:#x} as an image, which has to begin at a multiple of 64 bytes",
+                       "copy that view first, with Context(IMAGE=0): x = x.clone().realize(), or compute with IMAGE=0")
+    said = dict[str, str]()
+    if (queued:=err == QUEUED) or arg > 0:
+      said["means"] = "{work} may have run, its results are refused" if queued else f"{{work}} ran {arg} of its {parts} parts only"
+      said["again"] = "write anew what it updates in place and run it again"
+    return self.error(SUBMIT, err, self.prefix + self.submit_name, work=repr(name), **said)
   submit_name = ""
   def undefined(self, addr:int) -> QCOMError:
-    if addr >= LOST: return QCOMError("a buffer has no contents: what should have written it failed, or the device was reopened. Do: make it anew")
-    return QCOMError(f"the buffer at {addr:#x} was to be written by a submit that failed, its contents are undefined. "
-                     "Do: run what writes it again, or copy it again")
+    if addr >= LOST: return QCOMError("a buffer has no contents: what should have written it failed, or the device was reopened", "make it anew")
+    return QCOMError(f"the buffer at {addr:#x} was to be written by a submit that failed, its contents are undefined",
+                     "run what writes it again, or copy it again")
 
   def close(self):
     """Releases queue, handles, mappings and fd. Idempotent, works on a half-opened interface, leaves the parent's device alone in a forked child."""
@@ -436,6 +475,7 @@ class QCOMIface:
 
 ERRNAMES = {v:k for k,v in vars(errno).items() if k[0] == "E" and k not in ("EDEADLOCK", "EWOULDBLOCK", "ENOTSUP")}
 def errname(err:int|None) -> str: return ERRNAMES.get(err or 0, str(err))
+DMABUFS = "pass one that /dev/dma_heap/*, a GPU or a camera driver exports, or that /dev/udmabuf makes of a memfd"
 def ioctl_request(fn:functools.partial) -> int:
   idir, base, nr, st = fn.args
   return (idir << 30) | (ctypes.sizeof(st) << 16) | (base << 8) | nr
@@ -467,7 +507,7 @@ class BO:
 
 class MSMIface(QCOMIface):
   """Mainline Linux, drivers/gpu/drm/msm. Buffers have an iova of their own and are visible only to submits that list them."""
-  api, prefix, submit_name, renderers = msm_drm, "DRM_IOCTL_", "MSM_GEM_SUBMIT", [IR3Renderer]
+  kind, api, prefix, submit_name, renderers = "MSM", msm_drm, "DRM_IOCTL_", "MSM_GEM_SUBMIT", [IR3Renderer]
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
   AT(u32, q->arg, drm_msm_gem_submit_flags) = SUBMIT_FLAGS | (shared ? 0 : NO_IMPLICIT);
   AT(u32, q->arg, drm_msm_gem_submit_nr_bos) = nbos; AT(u64, q->arg, drm_msm_gem_submit_bos) = q->bos;
@@ -479,66 +519,64 @@ class MSMIface(QCOMIface):
 }
 """
   def _open(self):
-    nodes, other = [p for i in range(128, 192) if self.io.exists(p:=f"/dev/dri/renderD{i}")], []
-    for node in nodes:
+    other, failed = list[str](), list[QCOMError]()
+    for node in [p for i in range(128, 192) if self.io.exists(p:=f"/dev/dri/renderD{i}")]:
       try:
         self.fd = self.open_node(node)
         name = (ctypes.c_ubyte * 32)()
-        v = self.ioctl("VERSION", f"identifying {node}", name_len=32, name=ctypes.cast(name, ctypes.POINTER(ctypes.c_ubyte)))
+        v = self.ioctl("VERSION", OPEN, "asking for the driver", name_len=32, name=ctypes.cast(name, ctypes.POINTER(ctypes.c_ubyte)))
         if (drv:=bytes(name[:v.name_len]).decode()) == "msm": break
         other.append(f"{node} is {drv}")
-      except RuntimeError as e: other.append(str(e).removeprefix("MSM: "))
+      except QCOMError as e: failed.append(e)
       self.__dict__.pop("fd", None)
-    else: raise RuntimeError(f"MSM: no msm render node ({'; '.join(other) or 'no /dev/dri/renderD*: is the msm driver loaded?'})")
+    else: raise failed[0] if failed else QCOMError(f"{CLOSED}: there is no msm render node ({'; '.join(other) or 'no /dev/dri/renderD*'})", NO_NODE)
     self.chip_id = self.param("CHIP_ID")
 
   def _open_queue(self):
     levels = self.param("PRIORITIES")
-    self.queue_id = self.ioctl("MSM_SUBMITQUEUE_NEW", "creating the submit queue", prio=(priority() - 1) * levels // 15).id
+    self.queue_id = self.ioctl("MSM_SUBMITQUEUE_NEW", OPEN, "creating the submit queue", prio=(priority() - 1) * levels // 15).id
     self.faults = self._faults()
     cmd = msm_drm.struct_drm_msm_gem_submit_cmd(type=msm_drm.MSM_SUBMIT_CMD_BUF)
     arg = msm_drm.struct_drm_msm_gem_submit(nr_cmds=1, cmds=ctypes.addressof(cmd), queueid=self.queue_id)
     self.link_submitter(arg, cmd, self.submit_name, msm_drm.MSM_SUBMIT_BO_READ | msm_drm.MSM_SUBMIT_BO_WRITE)
 
   def param(self, name:str) -> int:
-    return self.ioctl("MSM_GET_PARAM", f"reading {name}", pipe=msm_drm.MSM_PIPE_3D0, param=getattr(msm_drm, f"MSM_PARAM_{name}")).value
-
-  opening = {errno.ENXIO: "no GPU is bound: install a630_sqe.fw, a630_gmu.bin and the zap shader"}
+    return self.ioctl("MSM_GET_PARAM", OPEN, f"reading {name}", pipe=msm_drm.MSM_PIPE_3D0, param=getattr(msm_drm, f"MSM_PARAM_{name}")).value
 
   def _alloc(self, size:int) -> HCQBuffer:
-    if size >= 1 << 32: raise MemoryError(f"{size} bytes don't fit the 4 GiB address space of an Adreno 630")
-    h = self.ioctl("MSM_GEM_NEW", f"allocating {size} bytes", size=size, flags=msm_drm.MSM_BO_WC).handle
+    if size >= 1 << 32: raise QCOMMemoryError(f"{size} bytes don't fit the 4 GiB address space of an Adreno 630", "use smaller tensors")
+    h = self.ioctl("MSM_GEM_NEW", MEMORY, f"allocating {size} bytes", size=size, flags=msm_drm.MSM_BO_WC).handle
     try:
-      iova = self.ioctl("MSM_GEM_INFO", "reserving an iova", handle=h, info=msm_drm.MSM_INFO_GET_IOVA).value
-      cpu = self.mapped(size, self.ioctl("MSM_GEM_INFO", "mapping for the CPU", handle=h, info=msm_drm.MSM_INFO_GET_OFFSET).value)
+      iova = self.ioctl("MSM_GEM_INFO", MEMORY, "reserving a GPU address", handle=h, info=msm_drm.MSM_INFO_GET_IOVA).value
+      cpu = self.mapped(size, self.ioctl("MSM_GEM_INFO", MEMORY, "mapping for the CPU", handle=h, info=msm_drm.MSM_INFO_GET_OFFSET).value)
     except BaseException:
-      self.ioctl("GEM_CLOSE", "undoing an allocation", handle=h)
+      self.ioctl("GEM_CLOSE", FREE, "undoing an allocation", handle=h)
       raise
     return HCQBuffer(iova, size, meta=BO(h, cpu, size), view=MMIOInterface(cpu, size, fmt='B'), owner=self.dev)
 
   def _free(self, bo:BO):
     self.unmap(bo)
-    self.ioctl("GEM_CLOSE", f"freeing {bo.size} bytes", handle=bo.handle)
+    self.ioctl("GEM_CLOSE", FREE, f"freeing {bo.size} bytes", handle=bo.handle)
 
   def map_host(self, ptr:int, size:int) -> HCQBuffer:
-    raise QCOMError(f"MSM can't map host memory ({ptr:#x}, {size} bytes): the kernel has no user pointers. Copy it into a tensor, or pass the "
-                    "DMA-BUF that holds it: Tensor.from_blob(None, shape, fd=, offset=)")
+    raise QCOMError(f"mainline Linux can't map host memory ({ptr:#x}, {size} bytes) for the GPU",
+                    "copy it into a tensor, or pass the DMA-BUF that holds it: Tensor.from_blob(None, shape, fd=, offset=)")
 
   def _import(self, fd:int) -> tuple[int, int|None]:
-    handle = self.ioctl("PRIME_FD_TO_HANDLE", f"importing file descriptor {fd}", fd=fd).handle
+    handle = self.ioctl("PRIME_FD_TO_HANDLE", MEMORY, f"importing file descriptor {fd}", fd=fd).handle
     if handle in self.imports: return handle, None # the kernel gives one handle for one buffer, and one GEM_CLOSE takes it away
-    try: return handle, self.ioctl("MSM_GEM_INFO", "reserving an iova", handle=handle, info=msm_drm.MSM_INFO_GET_IOVA).value
+    try: return handle, self.ioctl("MSM_GEM_INFO", MEMORY, "reserving a GPU address", handle=handle, info=msm_drm.MSM_INFO_GET_IOVA).value
     except BaseException:
       self._drop(handle)
       raise
-  def _drop(self, handle:int): self.ioctl("GEM_CLOSE", "releasing an imported DMA-BUF", handle=handle)
+  def _drop(self, handle:int): self.ioctl("GEM_CLOSE", FREE, "releasing an imported DMA-BUF", handle=handle)
 
   def wait(self, fence:int, timeout_ms:int) -> bool:
     """True once `fence` of the submit queue is retired, False after `timeout_ms`. Also True for a submit that hang recovery killed: see lost()."""
     sec, ms = divmod(int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1000) + timeout_ms, 1000)
     arg = msm_drm.struct_drm_msm_wait_fence() # filled in here: a third of the time that its constructor takes with keywords
     arg.fence, arg.queueid, arg.timeout.tv_sec, arg.timeout.tv_nsec = fence, self.queue_id, sec, ms * 1000000
-    try: self.ioctl("MSM_WAIT_FENCE", f"waiting for fence {fence}", __payload=arg)
+    try: self.ioctl("MSM_WAIT_FENCE", WAIT, "waiting", __payload=arg)
     except QCOMError as e:
       if getattr(e.__cause__, "errno", None) == errno.ETIMEDOUT: return False
       raise
@@ -546,7 +584,7 @@ class MSMIface(QCOMIface):
 
   def _faults(self) -> int:
     val = ctypes.c_uint32()
-    self.ioctl("MSM_SUBMITQUEUE_QUERY", "reading the fault counter", id=self.queue_id, param=msm_drm.MSM_SUBMITQUEUE_PARAM_FAULTS,
+    self.ioctl("MSM_SUBMITQUEUE_QUERY", WAIT, "reading the fault counter", id=self.queue_id, param=msm_drm.MSM_SUBMITQUEUE_PARAM_FAULTS,
                data=ctypes.addressof(val), len=4)
     return val.value
 
@@ -558,13 +596,13 @@ class MSMIface(QCOMIface):
   def dump(self) -> str:
     try: found = any(name.startswith("devcd") for name in self.io("/sys/class/devcoredump").listdir())
     except OSError: found = False
-    return "The kernel's dump is in /sys/class/devcoredump/devcd*/data (root; kept until read or for 5 minutes)" if found else \
-           "The kernel left no dump"
+    return "Linux's dump is in /sys/class/devcoredump/devcd*/data (root; kept until read or for 5 minutes)" if found else \
+           "Linux left no dump"
 
   def recover(self): pass # a legacy address space and its queues survive a hang recovery
 
   def _close_queue(self):
-    if hasattr(self, "queue_id"): self.ioctl("MSM_SUBMITQUEUE_CLOSE", "closing the submit queue", self.queue_id)
+    if hasattr(self, "queue_id"): self.ioctl("MSM_SUBMITQUEUE_CLOSE", FREE, "closing the submit queue", self.queue_id)
 
 def priority() -> int:
   """QCOM_PRIORITY in KGSL's terms: 1, most important, to 15, the default, since a compositor shares the ring. Raises RuntimeError for others."""
@@ -575,10 +613,9 @@ def kgsl_flag(name:str, val:int) -> int: return (val << getattr(kgsl, f"{name}_S
 
 class KGSLIface(QCOMIface):
   """Downstream Linux (msm-4.9 to 5.4), drivers/gpu/msm/kgsl. Every mapped buffer is visible to every submit, at its CPU address."""
-  api, prefix, submit_name, node = kgsl, "IOCTL_KGSL_", "GPU_COMMAND", "/dev/kgsl-3d0"
+  kind, api, prefix, submit_name, node = "KGSL", kgsl, "IOCTL_KGSL_", "GPU_COMMAND", "/dev/kgsl-3d0"
   renderers = [QCOMCLRenderer, IR3Renderer] if ARM64 else [IR3Renderer, QCOMCLRenderer] # the vendor's compiler is an arm64 library
-  dead = "" # what told that the context was invalidated
-  INVALID = "IOCTL_KGSL_%s gave %s: the context was invalidated by a hang or a page fault"
+  dead = "" # why the context was invalidated
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
   AT(u64, q->cmd, kgsl_command_object_gpuaddr) = addr; AT(u64, q->cmd, kgsl_command_object_size) = size;
   int err = do_ioctl(q);
@@ -588,7 +625,7 @@ class KGSLIface(QCOMIface):
 """
   def _open(self):
     self.fd, info = self.open_node(self.node), kgsl.struct_kgsl_devinfo()
-    self.ioctl("DEVICE_GETPROPERTY", "identifying the GPU", type=kgsl.KGSL_PROP_DEVICE_INFO, value=ctypes.addressof(info),
+    self.ioctl("DEVICE_GETPROPERTY", OPEN, "identifying the GPU", type=kgsl.KGSL_PROP_DEVICE_INFO, value=ctypes.addressof(info),
                sizebytes=ctypes.sizeof(info))
     self.chip_id = info.chip_id
     if PROFILE: self.set_idle_timer(4000000000) # the always-on counter stands still while the GPU sleeps
@@ -600,34 +637,35 @@ class KGSLIface(QCOMIface):
     flags = kgsl.KGSL_CONTEXT_PREAMBLE | kgsl.KGSL_CONTEXT_PWR_CONSTRAINT | kgsl.KGSL_CONTEXT_NO_FAULT_TOLERANCE | kgsl.KGSL_CONTEXT_NO_GMEM_ALLOC \
       | kgsl_flag("KGSL_CONTEXT_PRIORITY", priority()) \
       | kgsl_flag("KGSL_CONTEXT_PREEMPT_STYLE", kgsl.KGSL_CONTEXT_PREEMPT_STYLE_FINEGRAIN)
-    self.ctx = self.ioctl("DRAWCTXT_CREATE", "creating the context", flags=flags).drawctxt_id
+    self.ctx = self.ioctl("DRAWCTXT_CREATE", OPEN, "creating the context", flags=flags).drawctxt_id
     level = ctypes.c_uint32(kgsl.KGSL_CONSTRAINT_PWR_MAX)
     constraint = kgsl.struct_kgsl_device_constraint(type=kgsl.KGSL_CONSTRAINT_PWRLEVEL, context_id=self.ctx, data=ctypes.addressof(level), size=4)
-    self.ioctl("SETPROPERTY", "asking for full clocks", type=kgsl.KGSL_PROP_PWR_CONSTRAINT, value=ctypes.addressof(constraint),
-               sizebytes=ctypes.sizeof(constraint))
+    try: self.ioctl("SETPROPERTY", OPEN, "asking for full clocks", type=kgsl.KGSL_PROP_PWR_CONSTRAINT, value=ctypes.addressof(constraint),
+                    sizebytes=ctypes.sizeof(constraint))
+    except QCOMError as e: # results are the same without
+      if DEBUG >= 1: print(f"QCOM runs at the clocks that the GPU's load asks for, which may be slower: {e.what.partition(': ')[2]}")
     cmd = kgsl.struct_kgsl_command_object(flags=kgsl.KGSL_CMDLIST_IB)
     arg = kgsl.struct_kgsl_gpu_command(cmdlist=ctypes.addressof(cmd), cmdsize=ctypes.sizeof(cmd), numcmds=1, context_id=self.ctx)
     self.link_submitter(arg, cmd, self.submit_name)
 
   def _alloc(self, size:int) -> HCQBuffer:
-    obj = self.ioctl("GPUOBJ_ALLOC", f"allocating {size} bytes", size=size, flags=kgsl_flag("KGSL_MEMALIGN", 12) | kgsl.KGSL_MEMFLAGS_USE_CPU_MAP)
+    obj = self.ioctl("GPUOBJ_ALLOC", MEMORY, f"allocating {size} bytes", size=size,
+                     flags=kgsl_flag("KGSL_MEMALIGN", 12) | kgsl.KGSL_MEMFLAGS_USE_CPU_MAP)
     try: va = self.mapped(obj.mmapsize, obj.id * 0x1000)
     except BaseException:
-      self.ioctl("GPUOBJ_FREE", "undoing an allocation", id=obj.id)
+      self.ioctl("GPUOBJ_FREE", FREE, "undoing an allocation", id=obj.id)
       raise
     return HCQBuffer(va, size, meta=BO(obj.id, va, obj.mmapsize), view=MMIOInterface(va, size, fmt='B'), owner=self.dev)
 
-  opening = {errno.ENOENT: UNEXPECTED}
-  remedy = {errno.ENOSPC: "end other programs that use the GPU: there is no room for another context", errno.ENOENT: REMEDY[errno.EDEADLK]}
   def _free(self, bo:BO):
-    self.ioctl("GPUOBJ_FREE", f"freeing {bo.size} bytes", id=bo.handle)
+    self.ioctl("GPUOBJ_FREE", FREE, f"freeing {bo.size} bytes", id=bo.handle)
     self.unmap(bo)
 
   def map_host(self, ptr:int, size:int) -> HCQBuffer:
     """Maps caller-owned memory. KGSL does not keep it coherent: every submit that uses it flushes it first. KGSL's own memory is mapped already."""
     start, end = ptr & ~(mmap.PAGESIZE - 1), round_up(ptr + size, mmap.PAGESIZE)
     view = MMIOInterface(ptr, size, fmt='B')
-    try: va = self.ioctl("MAP_USER_MEM", f"mapping {size} bytes of host memory", hostptr=start, len=end - start,
+    try: va = self.ioctl("MAP_USER_MEM", HOST, f"mapping {size} bytes of host memory", hostptr=start, len=end - start,
                          memtype=kgsl.KGSL_USER_MEM_TYPE_ADDR).gpuaddr
     except QCOMError as e:
       if getattr(e.__cause__, "errno", None) != errno.EFAULT or self.live.find(ptr) is None: raise
@@ -638,55 +676,55 @@ class KGSLIface(QCOMIface):
   def unmap_host(self, buf:HCQBuffer):
     if buf.meta.va is None: return
     self.live.remove(int(buf.va_addr))
-    self.release(lambda: self.ioctl("SHAREDMEM_FREE", f"unmapping {buf.size} bytes of host memory", gpuaddr=buf.meta.va))
+    self.release(lambda: self.ioctl("SHAREDMEM_FREE", FREE, f"unmapping {buf.size} bytes of host memory", gpuaddr=buf.meta.va))
 
   def _import(self, fd:int) -> tuple[int, int|None]:
     what, priv = f"importing file descriptor {fd}", ctypes.c_int32(fd)
-    obj = self.ioctl("GPUOBJ_IMPORT", what, priv=ctypes.addressof(priv), priv_len=4, type=kgsl.KGSL_USER_MEM_TYPE_DMABUF).id
-    try: return obj, self.ioctl("GPUOBJ_INFO", what, id=obj).gpuaddr
+    obj = self.ioctl("GPUOBJ_IMPORT", MEMORY, what, priv=ctypes.addressof(priv), priv_len=4, type=kgsl.KGSL_USER_MEM_TYPE_DMABUF).id
+    try: return obj, self.ioctl("GPUOBJ_INFO", MEMORY, what, id=obj).gpuaddr
     except BaseException:
       self._drop(obj)
       raise
-  def _drop(self, handle:int): self.ioctl("GPUOBJ_FREE", "releasing an imported DMA-BUF", id=handle)
+  def _drop(self, handle:int): self.ioctl("GPUOBJ_FREE", FREE, "releasing an imported DMA-BUF", id=handle)
 
   def flush_pointer(self) -> int: return flush_dcache().addr if ARM64 else 0 # only arm64 has GPUs that need it
 
   def wait(self, fence:int, timeout_ms:int) -> bool:
-    """True once timestamp `fence` of the context is retired, False after `timeout_ms`. A lost context is reported by lost()."""
-    try: self.ioctl("DEVICE_WAITTIMESTAMP_CTXTID", f"waiting for timestamp {fence}", context_id=self.ctx, timestamp=fence, timeout=max(1, timeout_ms))
+    """True once `fence`, a timestamp of the context, is retired, False after `timeout_ms`. A lost context is reported by lost()."""
+    try: self.ioctl("DEVICE_WAITTIMESTAMP_CTXTID", WAIT, "waiting", context_id=self.ctx, timestamp=fence, timeout=max(1, timeout_ms))
     except QCOMError as e:
       if (err:=getattr(e.__cause__, "errno", None)) == errno.ETIMEDOUT: return False
       if err not in (errno.EDEADLK, errno.ENOENT): raise
-      self.dead = self.INVALID % ("DEVICE_WAITTIMESTAMP_CTXTID", errname(err))
+      self.dead = f"a hang or a page fault (IOCTL_KGSL_DEVICE_WAITTIMESTAMP_CTXTID gave {errname(err)})"
     return True
 
   def lost(self) -> str|None:
     """Why submits since the last call may not have run, if so."""
     stat = ctypes.c_uint32(self.ctx)
-    self.ioctl("DEVICE_GETPROPERTY", "reading the reset status", type=kgsl.KGSL_PROP_GPU_RESET_STAT, value=ctypes.addressof(stat), sizebytes=4)
+    self.ioctl("DEVICE_GETPROPERTY", WAIT, "reading the reset status", type=kgsl.KGSL_PROP_GPU_RESET_STAT, value=ctypes.addressof(stat), sizebytes=4)
     if stat.value == kgsl.KGSL_CTX_STAT_NO_ERROR: return self.dead or None
     return kgsl.enum_kgsl_ctx_reset_stat.get(stat.value, f"reset status {stat.value}")
 
-  def dump(self) -> str: return "If the kernel made a dump, it is in /sys/class/kgsl/kgsl-3d0/snapshot/dump (root)"
+  def dump(self) -> str: return "If Linux made a dump, it is in /sys/class/kgsl/kgsl-3d0/snapshot/dump (root)"
 
   def recover(self):
     """A context that faulted never comes back; memory belongs to the process and stays."""
-    self.ioctl("DRAWCTXT_DESTROY", "dropping the lost context", drawctxt_id=self.ctx)
-    del self.ctx
+    old = self.ctx
     self._open_queue()
     self.queue.fence, self.dead = 0, "" # timestamps are a context's
+    with contextlib.suppress(QCOMError): self.ioctl("DRAWCTXT_DESTROY", FREE, "dropping the lost context", drawctxt_id=old)
 
-  def submit_error(self, name:str) -> QCOMError:
-    if (err:=self.queue.error) in (errno.EDEADLK, errno.ENOENT): self.dead = self.INVALID % ("GPU_COMMAND", errname(err))
-    e = super().submit_error(name)
+  def submit_error(self, name:str, parts:int) -> QCOMError:
+    if (err:=self.queue.error) in (errno.EDEADLK, errno.ENOENT): self.dead = "a hang or a page fault"
+    e = super().submit_error(name, parts)
     if err == errno.EPROTO: # an earlier one faulted; this one is queued all the same, without its timestamp being told
-      self.queue.fence = self.ioctl("CMDSTREAM_READTIMESTAMP_CTXTID", "looking for what is queued", context_id=self.ctx,
+      self.queue.fence = self.ioctl("CMDSTREAM_READTIMESTAMP_CTXTID", WAIT, "looking for what is queued", context_id=self.ctx,
                                     type=kgsl.KGSL_TIMESTAMP_QUEUED).timestamp
     return e
 
   def _close_queue(self):
     if PROFILE: self.set_idle_timer(10)
-    if hasattr(self, "ctx"): self.ioctl("DRAWCTXT_DESTROY", "closing the context", drawctxt_id=self.ctx)
+    if hasattr(self, "ctx"): self.ioctl("DRAWCTXT_DESTROY", FREE, "closing the context", drawctxt_id=self.ctx)
 
 @functools.cache
 def flush_dcache() -> CPUProgram:
