@@ -111,7 +111,7 @@ def test_a_second_device_does_not_exist():
 # *** memory
 
 @pytest.mark.parametrize("name,code,words", [("GEM_NEW", errno.ENOMEM, "out of memory"), ("GEM_INFO", errno.ENOSPC, "address space"),
-                                             ("mmap", errno.ENOMEM, "no room.*max_map_count")])
+                                             ("mmap", errno.ENOMEM, "out of memory.*max_map_count")])
 def test_running_out_frees_the_cache_and_tries_once_more(name, code, words):
   with virtual("MSM") as (machine, dev):
     (Tensor.full((1 << 18,), 2.0).contiguous() + 1).realize() # leaves buffers in the allocator's cache

@@ -25,7 +25,7 @@ def opening(ifaces=None, **settings) -> str:
 
 def provoked(monkeypatch) -> list[str]:
   probed = [type(n, (b,), {}) for n, b in zip(("MSMIface", "KGSLIface"), qcom_iface.ifaces[2:])]
-  found = [opening(probed, nodes=()), opening(fail={"GET_PARAM": {1: errno.EACCES}}), opening(gpu=False)]
+  found = [opening(probed, nodes=()), opening(denied=(qcom.MSM_NODE,)), opening(fail={"GET_PARAM": {1: errno.EACCES}}), opening(gpu=False)]
   monkeypatch.setenv("QCOM_PRIORITY", "16")
   getenv.cache_clear()
   found.append(opening())
@@ -35,8 +35,9 @@ def provoked(monkeypatch) -> list[str]:
   for settings in ({"va_size": 4 << 20}, {"memory": 4 << 20}):
     with virtual("MSM", **settings): found.append(text(lambda: [x(1 << 18) for _ in range(9)]))
   with virtual("MSM") as (machine, _):
-    machine.config.fail = {"GEM_NEW": {range(1, 100): errno.ENOMEM}}
-    found.append(text(x, 1 << 18))
+    for call in ("GEM_NEW", "mmap"):
+      machine.config.fail = {call: {range(1, 100): errno.ENOMEM}}
+      found.append(text(x, 1 << 18))
     machine.config.fail = {}
   with virtual("MSM", strict=Strict(raise_to_waiter=False), schedule="late") as (machine, dev):
     a, f = x(), TinyJit(lambda y: (y * weight["w"]).realize())
@@ -50,6 +51,8 @@ def provoked(monkeypatch) -> list[str]:
     found += [text(bad.numpy), text(bad.numpy)]
     machine.config.fail = {"GEM_SUBMIT": {machine.msm.calls["GEM_SUBMIT"] + 1: errno.EINVAL}}
     found.append(text((a + 1).realize))
+    machine.config.fail = {"WAIT_FENCE": {machine.msm.calls["WAIT_FENCE"] + 1: errno.EINVAL}}
+    found.append(text((a + 1).numpy))
     y = x()
     weight["w"].uop.buffer.deallocate()
     found.append(text(f, y))
@@ -78,4 +81,4 @@ def test_the_page_on_failures_shows_real_messages(monkeypatch):
   real = [general(t) for t in provoked(monkeypatch)]
   missing = [line for line in shown if not any(general(line) in t for t in real)]
   assert not missing, "\n".join(["not a message of the runtime:", *missing, "messages are:", *real])
-  assert len(shown) >= 13
+  assert len(shown) >= 16

@@ -726,7 +726,7 @@ class QCOMDevice(HCQ2Compiled):
       if seen != (seen:=self.done[0]) or (patient and self.iface.executing()): st = time.perf_counter()
       elif time.perf_counter() - st > limit:
         raise QCOMError(f"{self.device} timed out after {limit*1e3:.0f} ms without progress, waiting for {run.name!r}, which is still in flight. "
-                        f"{self._progress(run)}", f"read the result again, raise HCQDEV_WAIT_TIMEOUT_MS, or give up: {REOPEN}")
+                        f"{self._progress(run)}", f"repeat what raised this, raise HCQDEV_WAIT_TIMEOUT_MS, or give up: {REOPEN}")
     if not self.retired(run.timeline) or run is self.inflight[-1]: self._check(run)
 
   def _progress(self, run:Run) -> str:

@@ -158,8 +158,9 @@ REMEDY:dict[Any, tuple[str, str]] = {
                         "below /lib/firmware/qcom, reboot"),
   (OPEN, errno.EINVAL, "MSM"): ("", f"use Linux 6.1 or newer (uname -r); if it is, {REPORT}"),
   (MEMORY, 0): ("", f"{{again}}, all else is as before; if it stays so, {REOPEN}, and {REPORT}"),
-  (MEMORY, errno.ENOMEM, "KGSL"): ("Linux is out of memory, or the GPU of addresses", "free tensors, end other programs or add swap, then {again}"),
-  (MAP, errno.ENOMEM): ("this process has no room for a mapping", "free tensors, raise ulimit -v or vm.max_map_count, then {again}"),
+  (MEMORY, errno.ENOMEM, "KGSL"): ("Linux is out of memory, or the GPU's address space is full", "free tensors, end other programs or add swap, then {again}"),
+  (MAP, errno.ENOMEM): ("Linux is out of memory, or a limit of this process is reached",
+                        "free tensors, add swap, raise ulimit -v or vm.max_map_count, then {again}"),
   (HOST, 0): ("", f"copy it into a tensor instead of Tensor.from_blob, and {REPORT}"),
   (HOST, errno.EOPNOTSUPP): ("Linux can't map this memory", "copy it into a tensor instead of Tensor.from_blob"),
   (FREE, 0): ("", f"{{again}}, all else is as before; if it recurs, {REPORT}")}
