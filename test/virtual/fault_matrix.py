@@ -250,7 +250,7 @@ def run(kind: str, scenario: str, first: int = FIRST) -> list[tuple[Cell, Outcom
 def general(text: str) -> str:
   """An error's text without the numbers of one run."""
   text = re.sub(r"'[^']*?(submit \d+ kernels|\bE_)[^']*'( and \d+ more)?", "'KERNEL'", text).replace("last retired before", "last retired")
-  text = re.sub(r"[\d.]+ [kMG]?B( failed)?\b", r"N B\1", text)
+  text = re.sub(r"[\d.]+ [kKMG]?B( failed)?\b", r"N B\1", text)
   return re.sub(r"\b(0x[0-9a-f]+|\d+)\b(?!_|K| GiB|\.1 or| or newer)", "N", text)
 
 def table(results: list[tuple[Cell, Outcome]]) -> str:
