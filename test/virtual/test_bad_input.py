@@ -346,7 +346,7 @@ def test_a_killed_submit_is_one_error_although_its_fence_signals(kind, then):
     with pytest.raises(QCOMError, match="lost .submit 1 kernels.*compute again") as e:
       if then == "submit": (a + 2).numpy()                    # KGSL refuses it, MSM runs it
       bad.numpy()
-    assert ("The kernel's dump is in" if kind == "MSM" else "If the kernel made a dump") in str(e.value)
+    assert ("Linux's dump is in" if kind == "MSM" else "If Linux made a dump") in str(e.value)
     with pytest.raises(QCOMError, match="undefined"): bad.numpy()
     works()
     np.testing.assert_array_equal((a * 7).numpy(), np.arange(100) * 7)
@@ -375,7 +375,7 @@ def test_a_submit_that_never_ends_times_out_with_facts(kind, monkeypatch):
     monkeypatch.setattr(machine.gpu, "grace_s", 30.0)
     out = (Tensor(np.ones(100, np.float32)).realize() * 7).realize()
     monkeypatch.setattr(dev, "wait_timeout_ms", 300.0)
-    dump = "The kernel left no dump" if kind == "MSM" else "If the kernel made a dump" # nothing was killed
+    dump = "Linux left no dump" if kind == "MSM" else "If Linux made a dump" # nothing was killed
     with pytest.raises(QCOMError, match=f"timed out after 300 ms.*last submitted.*last retired.*{dump}"): out.numpy()
     monkeypatch.undo()
     machine.gpu.poke()

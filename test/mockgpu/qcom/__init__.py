@@ -22,7 +22,8 @@ DEVCOREDUMP, DEBUGFS_GEM = "/sys/class/devcoredump/devcd1/data", "/sys/kernel/de
 
 @dataclasses.dataclass
 class Config:
-  """Sizes in bytes. `fail` = {ioctl name or "mmap": {n: errno}}: the nth call (from 1; an int, a range or "5-8") fails before it does anything."""
+  """Sizes in bytes. `fail` = {ioctl name or "mmap": {n: errno}}: the nth call (from 1; an int, a range or "5-8") fails before it does anything,
+  but for KGSL's EPROTO, which says that a command is queued all the same."""
   kernel: str = "6.12"                                  # MSM profile: see msm.PROFILES
   chip_id: int = 0x06030002
   schedule: str | int = "asap"                          # asap | late | seed of a random order
