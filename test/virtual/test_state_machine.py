@@ -15,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from test.mockgpu import qcom
 from test.qcom_open import opened, virtual
 from tinygrad import Device, Tensor, TinyJit
+from tinygrad.helpers import getenv
 from tinygrad.runtime.support.qcom_iface import QCOMError
 
-EXAMPLES, SEED = (int(os.environ.get(f"QCOM_{k}", v)) for k, v in (("EXAMPLES", "1000"), ("SEED", "0")))
+EXAMPLES, SEED = getenv("QCOM_EXAMPLES", 1000), getenv("QCOM_SEED", 0)
 PART, STEPS = 250, 25 # sequences of one seed, so that pytest's workers share them
 SIZES = (5, 64, 300, 70000) # a slab's and a BO's of their own
 FAILS = {
