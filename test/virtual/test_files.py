@@ -218,6 +218,15 @@ def test_cache_maintenance_loses_nothing_that_the_cpu_writes_meanwhile() -> None
   cache.maintain(0, cpu.nbytes, invalidate=True)
   assert cpu[2, 5] == 3, "invalidating drops what is dirty"
 
+def test_cache_maintenance_brings_nothing_beyond_the_buffer() -> None:
+  """What a device wrote back beside a buffer, with a whole line that it read earlier, must not undo what malloc has written there since."""
+  for offset, size in ((16, 20), (0, 64), (56, 8), (64, 128), (40, 100)):
+    cpu, ram, seen = (np.zeros((3, LINE // 8), np.uint64) for _ in range(3))
+    ram[:] = 7
+    CpuCache(*(a.ctypes.data for a in (cpu, ram, seen)), cpu.nbytes).maintain(offset, size, clean=True, invalidate=True)
+    inside = [n for n, v in enumerate(cpu.reshape(-1)) if v]
+    assert inside == list(range(offset // 8, -(-(offset + size) // 8))), f"{size} bytes at {offset}"
+
 def test_dma_heap_refuses_what_the_kernel_refuses() -> None:
   """drivers/dma-buf/dma-heap.c: fd must be 0, no heap flags, no unknown fd flags; a length is needed."""
   machine, _ = boot()

@@ -206,13 +206,16 @@ class CpuCache:
   def maintain(self, offset: int, size: int, clean: bool = False, invalidate: bool = False) -> None:
     """dc cvac, ivac or both on the lines of [offset, offset + size): dirty lines are written to memory, or lost; others are fetched again.
 
-    The first and the last line may hold something else, such as the heap's bookkeeping. The CPU goes on writing it and loses nothing of that."""
+    The first and the last line may hold something else, such as the heap's bookkeeping. The CPU goes on writing it and loses nothing of that, nor
+    does it get there what devices wrote: the model of UCHE writes whole lines back, with what they held when they were read."""
     cpu, ram, seen = (x[offset // LINE:-(-(offset + size) // LINE)] for x in (self.cpu, self.ram, self.seen))
     if clean:
       dirty = (cpu != seen).any(1)
       seen[dirty] = ram[dirty] = cpu[dirty]
     if invalidate:
       changed = ram != (seen if clean else cpu)         # words that devices wrote; lines that are dirty again stay so
+      words, first = changed.reshape(-1), offset % LINE // 8
+      words[:first] = words[first + -(-(offset % 8 + size) // 8):] = False
       cpu[changed] = seen[changed] = ram[changed]
       if not clean: seen[:] = ram
 

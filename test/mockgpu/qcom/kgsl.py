@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from test.mockgpu.qcom.collector import outside_python
 from test.mockgpu.qcom.files import map_shared, vmas
 from test.mockgpu.qcom.gpu import Job
-from test.mockgpu.qcom.kernel import (ENOTSUPP, MAP_FIXED, MAP_FIXED_NOREPLACE, PAGE, Abi, CpuCache, Entity, Fence, Ids, LINE, Model, Ranges,
+from test.mockgpu.qcom.kernel import (ENOTSUPP, MAP_FIXED, MAP_FIXED_NOREPLACE, PAGE, Abi, CpuCache, Entity, Fence, Ids, Model, Ranges,
                                       Shmem, copy_from_user, copy_to_user, error, libc, process, real_mmap,
                                       whence)
 from test.mockgpu.qcom.memory import BoInfo
@@ -80,7 +80,7 @@ class HostMemory:
 
   def maintain(self, op: str, addr: int, size: int) -> None:
     for p in self.maps:
-      lo, hi = max(addr & ~(LINE - 1), p.addr), min(addr + size, p.addr + p.size)
+      lo, hi = max(addr, p.addr), min(addr + size, p.addr + p.size)
       if lo < hi: p.cache.maintain(lo - p.addr, hi - lo, op != "invalidate", op != "clean")
 
 class Context:
