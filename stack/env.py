@@ -157,6 +157,8 @@ def environment(extra: Mapping[str, str] | None = None, tree: pathlib.Path = TRE
   env["PYTHONPYCACHEPREFIX"] = str(BUILD / "pycache")
   env["PYTHONPATH"] = os.pathsep.join([str(tree), *filter(None, [env.get("PYTHONPATH")])])
   env["CC"] = clang()
+  for name in ("LLVM_PATH", "MESA_PATH"): # tinygrad looks elsewhere, without a word, for a library that is not there
+    if (path := env.get(name)) and not os.path.isfile(path): raise Problem(f"{name}={path} is no file. Set it to the library, or unset it")
   if (llvm := VENV / "lib" / "libLLVM.so").exists(): env.setdefault("LLVM_PATH", str(llvm))
   env["PATH"] = os.pathsep.join([str(VENV / "bin"), env.get("PATH", os.defpath), str(BUILD / "bin")])
   env["VIRTUAL_ENV"] = str(VENV)

@@ -179,7 +179,11 @@ def test_800_replays_with_other_buffers_each_time_are_exact(dev: str, capfd: pyt
   if dev.startswith("MOCK") and importlib.util.find_spec("test.mockgpu.qcom") is None: pytest.skip("no test.mockgpu.qcom: not a source tree")
   target = pathlib.Path(os.environ.get("QCOM_RECORD") or "build/qcom-replay.json").absolute()
   if not (ASKED and "QCOM_RECORD" in os.environ): target = target.with_stem(f"{target.stem}-{dev.replace(':', '-')}")
-  target.unlink(missing_ok=True)
+  try: # before the work of a minute, not after it
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.touch()
+    target.unlink()
+  except OSError as e: pytest.fail(f"the record {target} can't be written: {e.strerror}", pytrace=False)
   env = {**os.environ, "DEV": dev, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
   with capfd.disabled(): terminal = (os.dup(2),) if os.isatty(2) else ()
   if terminal: env["QCOM_PROGRESS_FD"] = str(terminal[0])

@@ -120,6 +120,12 @@ def test_the_compiler_is_chosen_by_many_at_once(site: Site):
   done = subprocess.run([sys.executable, "-c", code], cwd=site.root, capture_output=True, text=True, timeout=120)
   assert done.stdout == "1 True clang\n", done.stderr
 
+@pytest.mark.parametrize("name", ["LLVM_PATH", "MESA_PATH"])
+def test_a_library_that_was_asked_for_is_not_passed_over_in_silence(site: Site, name: str):
+  code = "import sys; sys.path.insert(0, '.'); from stack import env; env.environment()"
+  done = subprocess.run([sys.executable, "-c", code], cwd=site.root, env={**os.environ, name: "/nonexistent.so"}, capture_output=True, text=True)
+  assert done.returncode and f"{name}=/nonexistent.so is no file" in done.stderr, done.stderr
+
 @pytest.mark.parametrize("cc,said", [("nope", "CC=nope is no program on PATH"), ("ccache clang", "CC=ccache clang is no program"),
                                      ("false", "CC=false does not compile as tinygrad's CPU device needs it, ")])
 def test_a_compiler_that_was_asked_for_is_not_passed_over_in_silence(site: Site, cc: str, said: str):
