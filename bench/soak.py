@@ -85,6 +85,7 @@ def main(args: list[str]) -> int:
   defaults = (1_000_000, 20_000, float("inf"))
   try: times, drops, seconds = (kind(a) if a else d for kind, a, d in zip((int, int, float), [*args, "", "", ""], defaults))
   except ValueError as e: sys.exit(f"usage: soak.py [REPLAYS [CAPTURES [SECONDS]]], in numbers: {e}")
+  if Device.DEFAULT != "QCOM": sys.exit(f"DEV={os.environ.get('DEV', '')} is not an Adreno: use DEV=MOCKMSM+QCOM, or DEV=QCOM on a device")
   if min(times, drops) < 30: sys.exit(f"fewer than 30 show nothing: {min(times, drops)}")
   bad = replays(times, seconds) + captures(drops, seconds)
   for line in bad: print("grew:", line)

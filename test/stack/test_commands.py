@@ -126,7 +126,7 @@ def test_links_between_documents_lead_somewhere():
 
 NONSENSE = [("examples/drive.py --steps 2", "argument --steps: '2' is not a whole number from 3"),
             ("examples/drive.py --seed x", "argument --seed: 'x'"), ("bench/soak.py abc", "usage: soak.py [REPLAYS [CAPTURES [SECONDS]]], in n"),
-            ("bench/soak.py 100 5", "fewer than 30 show nothing: 5"),
+            ("bench/soak.py 100 5", "DEV=CPU is not an Adreno: use DEV=MOCKMSM+QCOM"),
             *((f"-m test.device.onnx_cases --part {p}", f"argument --part: '{p}' is not I/N") for p in ("8/8", "x", "1/0")),
             ("-m test.device.onnx_cases --only /nonexistent.json", "--only is a file that --out wrote"),
             ("-m test.device.onnx_cases --out /nonexistent/x.json", "--out one that can be written"),
