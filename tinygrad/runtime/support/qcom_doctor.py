@@ -295,9 +295,10 @@ def _selftest(dev: str, image: int, what: str, timeout_s: float) -> list[Finding
   repeat, found = f"repeat with more output: DEV={dev} IMAGE={image} DEBUG=2 python -m {cmd[2]} --selftest", list[Finding]()
   if "open" not in results:
     return [Finding("self-test", "problem", f"DEV={dev} does not open: {said}", repeat, {"DEV": dev, "stderr": lines[-20:]})]
+  passed = "note" if "MOCK" in dev else "ok" # the virtual device says nothing of this machine
   for t in TESTS[image]:
     facts = {**results["open"], **results.get(t, {}), "DEV": dev}
-    if t in results and results[t]["ok"]: found.append(Finding(f"self-test {t}", "ok", f"DEV={dev}: exact on {what}", facts=facts))
+    if t in results and results[t]["ok"]: found.append(Finding(f"self-test {t}", passed, f"DEV={dev}: exact on {what}", facts=facts))
     elif t in results: found.append(Finding(f"self-test {t}", "problem", f"DEV={dev}: WRONG RESULT on {what}", repeat, facts))
     else: return [*found, Finding(f"self-test {t}", "problem", f"DEV={dev}: {said}", repeat, {**facts, "stderr": lines[-20:]})]
   return found
