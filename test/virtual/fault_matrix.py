@@ -136,6 +136,7 @@ def unclear(cell: Cell, e: BaseException) -> list[str]:
   memory = cell.code == "ENOMEM" or (cell.code == "ENOSPC" and cell.ioctl != "DRAWCTXT_CREATE")
   if memory != isinstance(e, MemoryError): lacks.append(f"{cell.code} is {type(e).__name__}: {text}")
   if "Do:" not in text: lacks.append(f"the error does not say what to do: {text}")
+  if "Do: report" in text: lacks.append(f"the error has no way on but a report: {text}")
   return lacks
 
 def recompute(work: Work) -> list[str]:
@@ -221,7 +222,9 @@ def lifetime(cell: Cell|None, kind: str, scenario: str) -> tuple[Outcome, collec
     made.clear()
     dev = None
     forget_qcom()
-  if scenario == "exit": error, said = (said[0] if said else error), said[1:]
+  if scenario == "exit":
+    error, said = (said[0] if said else error), said[1:]
+    if error and (hit:=re.search("reopen|takes new work", error)): wrong.append(f"{hit[0]!r} is no advice at exit: {error}")
   wrong += [f"said at exit: {s}" for s in said]
   machine.config.fail = {}
   if any((left:=live(machine, kind)).values()): wrong.append(f"left over: {left}")

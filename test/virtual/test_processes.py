@@ -113,7 +113,7 @@ def test_an_exit_at_any_point_says_nothing_misleading(how):
   assert p.returncode == code, (p.returncode, err)
   if how == "by an exception": assert re.findall(r"^\w*Error.*", err, re.M) == ["ValueError: mine"], err
   else: assert not err, err
-  if "nobody waited" in how: assert len(out.splitlines()) == 1 and "EINVAL" in out and "Do:" in out, out
+  if "nobody waited" in how: assert len(out.splitlines()) == 1 and "EINVAL" in out and "had read is right" in out and "Do:" in out, out
   else: assert not out, out
 
 def test_kill_9_of_one_process_does_not_disturb_another(kind):

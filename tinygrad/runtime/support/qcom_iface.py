@@ -154,8 +154,8 @@ REMEDY:dict[Any, tuple[str, str]] = {
   (OPEN, errno.ENOMEM): ("Linux is out of memory", "end other programs or add swap, then {again}"),
   (OPEN, errno.ENOSPC): ("there is no room for another GPU context", "end other programs that use the GPU, then {again}"),
   (OPEN, errno.ENODEV): ("the GPU driver is gone or not ready", "look for its errors (dmesg | grep -iE 'msm|adreno|kgsl'), reboot"),
-  (OPEN, errno.ENXIO): ("the driver has no GPU, usually for want of firmware", "put what dmesg misses (a630_sqe.fw, a630_gmu.bin, a630_zap.mbn) "
-                        "below /lib/firmware/qcom, reboot"),
+  (OPEN, errno.ENXIO): ("the driver has no GPU, usually for want of firmware",
+                        "put the file that dmesg names (a630_sqe.fw, a630_gmu.bin or a630_zap.mbn) below /lib/firmware/qcom, reboot"),
   (OPEN, errno.EINVAL, "MSM"): ("", f"use Linux 6.1 or newer (uname -r); if it is, {REPORT}"),
   (MEMORY, 0): ("", f"{{again}}, all else is as before; if it stays so, {REOPEN}, and {REPORT}"),
   (MEMORY, errno.ENOMEM, "KGSL"): ("Linux is out of memory, or the GPU's address space is full",
@@ -593,7 +593,7 @@ class MSMIface(QCOMIface):
   def lost(self) -> str|None:
     """Why submits since the last call may not have run, if so. The kernel signals the fence of a killed submit without error: only counters tell."""
     old, self.faults = self.faults, self._faults()
-    return f"{self.faults - old} hang recovery of the submit queue" if self.faults != old else None
+    return f"a hang ({self.faults - old} hang recovery of the submit queue)" if self.faults != old else None
 
   def dump(self) -> str:
     try: found = any(name.startswith("devcd") for name in self.io("/sys/class/devcoredump").listdir())
@@ -705,7 +705,7 @@ class KGSLIface(QCOMIface):
     stat = ctypes.c_uint32(self.ctx)
     self.ioctl("DEVICE_GETPROPERTY", WAIT, "reading the reset status", type=kgsl.KGSL_PROP_GPU_RESET_STAT, value=ctypes.addressof(stat), sizebytes=4)
     if stat.value == kgsl.KGSL_CTX_STAT_NO_ERROR: return self.dead or None
-    return kgsl.enum_kgsl_ctx_reset_stat.get(stat.value, f"reset status {stat.value}")
+    return f"a hang or a page fault ({kgsl.enum_kgsl_ctx_reset_stat.get(stat.value, f'reset status {stat.value}')})"
 
   def dump(self) -> str: return "If Linux made a dump, it is in /sys/class/kgsl/kgsl-3d0/snapshot/dump (root)"
 
