@@ -7,7 +7,8 @@ from typing import Any
 from stack.env import Problem, ROOT
 
 DATE = "2026-08-25T00:00:00+0000"  # fixed, so that equal content gives equal commit ids
-# Folders of this repository that mirror a tinygrad checkout. test/stack tests this tool and belongs to no entry; upstream has test/__init__.py.
+# Folders of this repository that mirror a tinygrad checkout. test/stack tests this tool and belongs to no entry; upstream has test/__init__.py;
+# tinygrad/device.py is for a clone without an installed tinygrad.
 OVERLAY = ("tinygrad", "test")
 NOT_OVERLAY = re.compile(r"test/stack/|test/__init__\.py$|tinygrad/device\.py$|(.*/)?(__pycache__|\.[^/]*)/|.*\.pyc$")
 
