@@ -114,6 +114,9 @@ def test_the_self_test_runs_on_the_node_that_works_mainline_first(monkeypatch: p
   monkeypatch.setenv("DEV", "QCOM")
   assert doctor.choose([bad(MSM), ok(KGSL)]) == "QCOM"
   assert doctor.choose([bad(MSM)]) is None, "the node's finding has the reason already"
+  for dev, nodes in (("MSM+QCOM", [bad(MSM), ok(KGSL)]), ("KGSL+QCOM", [ok(MSM), bad(KGSL)])):
+    monkeypatch.setenv("DEV", dev)
+    assert doctor.choose(nodes) is None and doctor.choose(nodes[::-1] + [ok(MSM), ok(KGSL)]) == dev
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

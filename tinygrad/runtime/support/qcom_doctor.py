@@ -307,7 +307,10 @@ def choose(found: list[Finding]) -> str | None:
   """DEV for the self-test: the user's own if it names QCOM, else the node that works, mainline first, else the virtual device, which comes with a
   source tree only. None if there is none, or where the user's own can't open for a reason that is among the findings."""
   usable = [f.subject for f in found if f.state == "ok"]
-  if "QCOM" in (dev := os.environ.get("DEV", "")): return None if asked() and not usable and any(f.state == "problem" for f in found) else dev
+  if "QCOM" in (dev := os.environ.get("DEV", "")):
+    other = KGSL_NODE if dev.startswith("MSM+") else "/dev/dri/" if dev.startswith("KGSL+") else "no node"
+    states = {f.state for f in found if not f.subject.startswith(other)}
+    return None if asked() and "ok" not in states and "problem" in states else dev
   if any("/dri/" in n for n in usable): return "MSM+QCOM"
   if KGSL_NODE in usable: return "KGSL+QCOM"
   try: return "MOCKMSM+QCOM" if importlib.util.find_spec("test.mockgpu.qcom") else None
