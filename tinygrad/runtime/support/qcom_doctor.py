@@ -331,7 +331,7 @@ def main(args: list[str]) -> int:
   nodes = devices()
   report = [*host(), *nodes, *clocks(), *dumps()]
   if not args: print(*map(show, report), sep="\n", flush=True)
-  none = Finding("self-test", "note", "not run: no usable Adreno 630 in this machine")
+  none = Finding("self-test", "note", f"not run: DEV={asked()} can't open, see above" if asked() else "not run: no usable Adreno 630 in this machine")
   adreno = any(f.state == "ok" for f in nodes)
   for test in selftest(dev) if (dev := choose(nodes)) else [none]:
     if not args: print(show(test), flush=True)
