@@ -117,6 +117,7 @@ def main(args: argparse.Namespace) -> str:
   if getenv("JIT", 1) == 0: raise RuntimeError("JIT=0 captures nothing, so there would be nothing to save: use JIT=1 or 2")
   if not pathlib.Path(args.model).is_file(): raise RuntimeError(f"there is no file {args.model}")
   output("out", args.out)
+  if pathlib.Path(args.out).resolve() == pathlib.Path(args.model).resolve(): raise RuntimeError(f"{args.out} is the model itself, name another file")
   shapes = {n: shape(n, v) for n, v in pairs(args.shape, "--shape").items()}
   dev, virtual = adreno.open_device()
   print(adreno.describe(dev, virtual), flush=True)

@@ -72,6 +72,7 @@ def test_what_is_not_compiled(model: pathlib.Path) -> None:
                            ((model, out, "--shape", "img"), RUN, ("--shape is NAME=VALUE, not 'img'",)),
                            ((model, out.with_name("none") / "m.pkl"), RUN, ("there is no folder", "none, make it first")),
                            ((model, out.parent), RUN, ("is a folder, name a file in it",)),
+                           ((model, model.parent / ".." / model.parent.name / model.name), RUN, ("is the model itself, name another file",)),
                            ((__file__, out), RUN, ("can't be read as an ONNX model",)),
                            ((model, out), "CPU", ("DEV=CPU is not an Adreno",))):
     status, text = script("compile_model.py", *args, dev=dev)
