@@ -382,15 +382,16 @@ def test_a_submit_that_never_ends_times_out_with_facts(kind, monkeypatch):
     np.testing.assert_array_equal(out.numpy(), np.full(100, 7))
     works()
 
-def test_a_lost_context_that_cannot_be_replaced_at_once_is_replaced_later():
+@pytest.mark.parametrize("code,words", [(errno.ENOMEM, "out of memory"), (errno.ENOSPC, "no room for another GPU context")])
+def test_a_lost_context_that_cannot_be_replaced_at_once_is_replaced_later(code, words):
   with virtual("KGSL", schedule=7, strict=QUIET) as (machine, dev):
     a = Tensor(np.arange(100, dtype=np.float32)).realize()
     machine.gpu.grace_s = 5.0
     bad = (a * 7).realize()
     machine.gpu.kill(machine.gpu._queue[0][2])
     machine.gpu.grace_s = 0.01
-    fail_next(machine, "KGSL", "DRAWCTXT_CREATE", errno.ENOMEM)
-    with pytest.raises(QCOMError, match="not replaced yet.*ENOMEM.*Do: .*repeat"): bad.numpy()
+    fail_next(machine, "KGSL", "DRAWCTXT_CREATE", code)
+    with pytest.raises(QCOMError, match=f"not replaced yet: .*{words}.*{qcom_iface.errname(code)}.*Do: .*repeat"): bad.numpy()
     with pytest.raises(QCOMError, match="lost.*Do: compute again"): bad.numpy()
     with pytest.raises(QCOMError, match="undefined"): bad.numpy()
     np.testing.assert_array_equal((a * 7).numpy(), np.arange(100) * 7)

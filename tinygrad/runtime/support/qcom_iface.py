@@ -156,7 +156,7 @@ REMEDY:dict[Any, tuple[str, str]] = {
   (OPEN, errno.ENODEV): ("the GPU driver is gone or not ready", "look for its errors (dmesg | grep -iE 'msm|adreno|kgsl'), reboot"),
   (OPEN, errno.ENXIO): ("the driver has no GPU, usually for want of firmware",
                         "put the file that dmesg names (a630_sqe.fw, a630_gmu.bin or a630_zap.mbn) below /lib/firmware/qcom, reboot"),
-  (OPEN, errno.EINVAL, "MSM"): ("", f"use Linux 6.1 or newer (uname -r); if it is, {REPORT}"),
+  (OPEN, errno.EINVAL, "MSM"): ("", f"try another Linux, 6.1 or newer, and {REPORT}"),
   (MEMORY, 0): ("", f"{{again}}, all else is as before; if it stays so, {REOPEN}, and {REPORT}"),
   (MEMORY, errno.ENOMEM, "KGSL"): ("Linux is out of memory, or the GPU's address space is full",
                                    "free tensors, end other programs or add swap, then {again}"),
@@ -166,7 +166,7 @@ REMEDY:dict[Any, tuple[str, str]] = {
   (HOST, errno.EOPNOTSUPP): ("Linux can't map this memory", "copy it into a tensor instead of Tensor.from_blob"),
   (FREE, 0): ("", f"{{again}}, all else is as before; if it recurs, {REPORT}")}
 for same, as_ in ((errno.EPERM, errno.EACCES), (errno.ENXIO, errno.ENODEV), (errno.EIO, errno.ENODEV), (errno.EPROTO, errno.EDEADLK),
-                  ((SUBMIT, errno.ENOENT, "KGSL"), errno.EDEADLK), ((MAP, 0), (MEMORY, 0)),
+                  ((SUBMIT, errno.ENOENT, "KGSL"), errno.EDEADLK), ((MAP, 0), (MEMORY, 0)), ((RENEW, errno.ENOSPC), (OPEN, errno.ENOSPC)),
                   *(((NODE, e), (OPEN, e)) for e in (0, errno.ENOMEM, errno.ENODEV, errno.ENXIO))): REMEDY[same] = REMEDY[as_]
 
 U64 = ctypes.c_uint64
@@ -298,7 +298,7 @@ class QCOMIface:
     cause, do = next(REMEDY[k] for k in ((stage, err, self.kind), (stage, err), err, (stage, 0), 0) if k in REMEDY)
     what = f"{cause} ({call} gave {errname(err)}{doing})" if cause else f"{call} gave {errname(err)}{doing}"
     if means:=said.get("means", means): what = means.format(work=work or self.work()) + ": " + what
-    return (QCOMMemoryError if err == errno.ENOMEM or (err == errno.ENOSPC and stage != OPEN) else QCOMError)(
+    return (QCOMMemoryError if err == errno.ENOMEM or (err == errno.ENOSPC and stage not in (OPEN, RENEW)) else QCOMError)(
       what, do.format(again=said.get("again", again)))
 
   def work(self) -> str:
