@@ -1,10 +1,11 @@
 """Work that repeats for weeks: after a warm-up nothing grows, and what is dropped is given back. All checks of the virtual GPU are on."""
 from __future__ import annotations
-import ctypes, errno, functools, gc, itertools, json, os, pathlib, pickle, subprocess, sys, time
+import ctypes, errno, functools, gc, itertools, json, os, pathlib, pickle, subprocess, sys, threading, time
 import numpy as np
 import pytest
 from test.qcom_open import virtual
-from tinygrad import Tensor, TinyJit
+from tinygrad import Tensor, TinyJit, dtypes
+from tinygrad.device import Buffer
 from tinygrad.helpers import Context
 from tinygrad.runtime import ops_qcom
 from tinygrad.runtime.support import hcq2
@@ -230,6 +231,70 @@ def test_work_that_nobody_waits_for_is_forgotten_once_it_is_over(kind, monkeypat
       most = max(most, len(dev.inflight))
     assert most < 300, f"{most} runs are kept of two captures, of which each has one in flight"
     np.testing.assert_array_equal(out.numpy(), data(1) * 3)
+
+# *** threads
+
+def waiting_thread(dev, monkeypatch, work):
+  """A thread that does `work`, what it gave or raised, once it waits in the kernel."""
+  entered, result, wait = threading.Event(), list[object](), dev.iface.wait
+  def body():
+    try: result.append(work())
+    except Exception as e: result.append(e)
+  monkeypatch.setattr(dev.iface, "wait", lambda fence, ms: (entered.set(), wait(fence, ms))[1])
+  (t:=threading.Thread(target=body)).start()
+  assert entered.wait(30)
+  return t, result
+
+def test_a_wait_keeps_no_other_thread_from_freeing_allocating_and_submitting(kind, monkeypatch):
+  with virtual(kind, schedule="late") as (machine, dev):
+    x, spare = Tensor(data(1)).realize(), Tensor(data(2)).realize()
+    f = TinyJit(lambda x: (x * 3).contiguous().realize())
+    for _ in range(3): f(x).numpy()
+    (seen:=Releases(machine, dev, monkeypatch)).hold()
+    out = (x + 4).realize()
+    t, result = waiting_thread(dev, monkeypatch, lambda: out.uop.buffer.numpy())
+    del spare
+    Buffer("QCOM", 12345, dtypes.float32).allocate()
+    tripled = f(x)
+    assert t.is_alive() and not result, "it had to wait for the other thread's wait"
+    seen.go()
+    t.join()
+    np.testing.assert_array_equal(result[0].reshape(SHAPE), data(1) + 4)
+    np.testing.assert_array_equal(tripled.numpy(), data(1) * 3)
+
+def test_a_device_is_given_up_while_another_thread_waits_for_it(monkeypatch):
+  with virtual("MSM", schedule="late") as (machine, dev):
+    x = Tensor(data(1)).realize()
+    (x + 4).realize().numpy()
+    (seen:=Releases(machine, dev, monkeypatch)).hold()
+    out = (x + 4).realize()
+    t, result = waiting_thread(dev, monkeypatch, lambda: out.uop.buffer.numpy())
+    dev.reopen()
+    seen.go()
+    t.join()
+    assert isinstance(result[0], QCOMError), result
+    np.testing.assert_array_equal((Tensor(data(3)).realize() + 1).numpy(), data(3) + 1)
+
+@pytest.mark.parametrize("schedule", ["asap", 5])
+def test_threads_that_replay_free_and_wait_at_once(kind, schedule):
+  with virtual(kind, schedule=schedule) as (machine, dev):
+    xs = [Tensor(data(n)).realize() for n in range(3)]
+    fs = [TinyJit(lambda x, n=n: ((x + n).contiguous() * 2).contiguous().realize()) for n in range(3)]
+    outs = [[f(x) for _ in range(3)][-1].uop.buffer for f, x in zip(fs, xs)]
+    errors = list[Exception]()
+    def work(n):
+      try:
+        for i in range(25):
+          fs[n](xs[n])
+          Buffer("QCOM", 1000 + i % 7, dtypes.float32).allocate()
+          np.testing.assert_array_equal(outs[n].numpy().reshape(SHAPE), (data(n) + n) * 2)
+      except Exception as e: errors.append(e)
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert not errors, errors
+    dev.synchronize()
+    assert not dev.inflight and not dev.allocator.waiting
 
 def test_the_soak_in_its_short_form(kind):
   """bench/soak.py is not part of a tinygrad checkout."""

@@ -522,9 +522,9 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
     self.release_waiting()
 
   def release_waiting(self):
-    if not self.waiting or self.dev.inflight: return # a wait failed, and the GPU may still use them
+    if not self.waiting: return
     with self.dev.iface.live.guarded():
-      while self.waiting:
+      while self.waiting and not self.dev.inflight: # a wait failed, or others have submitted: the GPU may still use them
         with self.dev.keeping(): self._release(*self.waiting.pop())
 
   def _release(self, opaque:HCQBuffer, options:BufferSpec|None):
@@ -663,19 +663,23 @@ class QCOMDevice(HCQ2Compiled):
 
   def _run(self, fxn, args:list, batch:memoryview, inputs:list[int], name:str, keep:Any=None):
     self.iface.check_process()
-    with (live:=self.iface.live).lock:
-      self.settle()
-      if self.kept is not None: self.raise_kept()
-      if self.inflight and self.inflight[-1].rejected: self.synchronize() # it did not end so far
-      if not self.retired(batch[LAST]): self._wait(next(r for r in self.inflight if r.timeline == batch[LAST])) # the arena is patched in place
-      if len(self.inflight) >= KEPT: self.prune()
-      live.reserve(max(batch[NREFS], len(inputs)))
-      live.inputs[:len(inputs)] = inputs
-      with live.guarded(): # a finalizer would take a submit that is half done for one that a signal kept from being done
-        self.inflight.append(Run(self.queue.timeline + 1, name, batch, inputs, keep))
-        fxn(*args)
+    while True:
+      with (live:=self.iface.live).lock:
         self.settle()
-      if debugging("sync"): self.synchronize()
+        if self.kept is not None: self.raise_kept()
+        if self.inflight and self.inflight[-1].rejected: self.synchronize() # it did not end so far
+        if self.retired(batch[LAST]):
+          if len(self.inflight) >= KEPT: self.prune()
+          live.reserve(max(batch[NREFS], len(inputs)))
+          live.inputs[:len(inputs)] = inputs
+          with live.guarded(): # a finalizer would take a submit that is half done for one that a signal kept from being done
+            self.inflight.append(Run(self.queue.timeline + 1, name, batch, inputs, keep))
+            fxn(*args)
+            self.settle()
+          if debugging("sync"): self.synchronize()
+          return
+        last = next(r for r in self.inflight if r.timeline == batch[LAST])
+      self._wait(last) # the arena is patched in place
 
   def settle(self):
     """Completes the record of the last submit, which a signal may have kept its caller from. Raises the error of a batch that failed."""
@@ -720,14 +724,24 @@ class QCOMDevice(HCQ2Compiled):
   def retired(self, timeline:int) -> bool: return timeline <= self.queue.timeline - ((self.queue.timeline - self.done[0]) & 0xffffffff)
 
   def _wait(self, run:Run, timeout:int|None=None):
-    limit, st, seen = (timeout or self.wait_timeout_ms) / 1000, time.perf_counter(), self.done[0]
+    """Returns when `run` is over, in whoever's wait. A caller without the lock lets others allocate, free and submit meanwhile."""
+    iface, limit, st, seen = self.iface, (timeout or self.wait_timeout_ms) / 1000, time.perf_counter(), None
     patient = timeout is None and not getenv("HCQDEV_WAIT_TIMEOUT_MS", 0)
-    while not self.iface.wait(cast(int, run.fence), int(min(limit * 1000, 500))):
-      if seen != (seen:=self.done[0]) or (patient and self.iface.executing()): st = time.perf_counter()
-      elif time.perf_counter() - st > limit:
-        raise QCOMError(f"{self.device} timed out after {limit*1e3:.0f} ms without progress, waiting for {run.name!r}, which is still in flight. "
-                        f"{self._progress(run)}", f"repeat what raised this, raise HCQDEV_WAIT_TIMEOUT_MS, or give up: {REOPEN}")
-    if not self.retired(run.timeline) or run is self.inflight[-1]: self._check(run)
+    while True:
+      try: over = iface.wait(cast(int, run.fence), int(min(limit * 1000, 500)))
+      except QCOMError:
+        if run in self.inflight: raise
+        return
+      with iface.live.lock:
+        if run not in self.inflight: return
+        if over:
+          if not self.retired(run.timeline) or run is self.inflight[-1]: self._check(run)
+          return
+        if seen not in (None, self.done[0]) or (patient and iface.executing()): st = time.perf_counter()
+        elif time.perf_counter() - st > limit:
+          raise QCOMError(f"{self.device} timed out after {limit*1e3:.0f} ms without progress, waiting for {run.name!r}, which is still in flight. "
+                          f"{self._progress(run)}", f"repeat what raised this, raise HCQDEV_WAIT_TIMEOUT_MS, or give up: {REOPEN}")
+        seen = self.done[0]
 
   def _progress(self, run:Run) -> str:
     last = max((r.fence for r in self.inflight if self.retired(r.timeline) and not r.rejected), default=None)
@@ -756,11 +770,15 @@ class QCOMDevice(HCQ2Compiled):
 
   def synchronize(self, timeout:int|None=None):
     self.iface.check_process()
-    with self.iface.live.lock:
+    with (lock:=self.iface.live.lock):
       self.settle()
       if self.kept is not None: self.raise_kept()
-      if self.inflight:
-        self._wait(self.inflight[-1], timeout)
+      last = self.inflight[-1] if self.inflight else None
+    if last is not None: self._wait(last, timeout)
+    with lock:
+      if self.inflight and self.inflight[-1] is not last: # submitted by others meanwhile
+        self.settle()
+        if self.inflight: self._wait(self.inflight[-1], timeout)
       if self.prof_ents: self.collect_prof()
       self.inflight.clear()
       self.allocator.release_waiting()

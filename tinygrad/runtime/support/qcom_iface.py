@@ -174,6 +174,9 @@ def ctypes_fields(name:str) -> list[tuple[str, Any]]: return [(n, ctypes.c_uint3
 class Queue(ctypes.Structure): # of a device: it outlives an interface that is closed, since captures know its address
   prog:Any
   _fields_ = ctypes_fields("queue")
+  def __init__(self):
+    super().__init__()
+    self.lock = threading.RLock()
 class Alloc(ctypes.Structure): _fields_ = ctypes_fields("alloc")
 REF, PATCH, SEG = (struct.Struct("<" + "".join("I" if typ == "u32" else "Q" for _,typ in FIELDS[name])) for name in ("ref", "patch", "seg"))
 BATCH = [n for n,_ in FIELDS["batch"]]
@@ -183,7 +186,7 @@ LOST = 1 << 63 # stands for the address of a buffer that never got any, or whose
 class LiveAllocs:
   """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Changed while guarded()."""
   def __init__(self, queue:Queue):
-    self.queue, self.lock, self.starts, self.arr, self.marks = queue, threading.RLock(), list[int](), (Alloc * 256)(), array.array('Q', [0]) * 256
+    self.queue, self.lock, self.starts, self.arr, self.marks = queue, queue.lock, list[int](), (Alloc * 256)(), array.array('Q', [0]) * 256
     self.reserve(1)
     self.publish()
 
@@ -693,11 +696,13 @@ class KGSLIface(QCOMIface):
 
   def wait(self, fence:int, timeout_ms:int) -> bool:
     """True once `fence`, a timestamp of the context, is retired, False after `timeout_ms`. A lost context is reported by lost()."""
-    try: self.ioctl("DEVICE_WAITTIMESTAMP_CTXTID", WAIT, "waiting", context_id=self.ctx, timestamp=fence, timeout=max(1, timeout_ms))
+    ctx = self.ctx
+    try: self.ioctl("DEVICE_WAITTIMESTAMP_CTXTID", WAIT, "waiting", context_id=ctx, timestamp=fence, timeout=max(1, timeout_ms))
     except QCOMError as e:
       if (err:=getattr(e.__cause__, "errno", None)) == errno.ETIMEDOUT: return False
       if err not in (errno.EDEADLK, errno.ENOENT): raise
-      self.dead = f"a hang or a page fault (IOCTL_KGSL_DEVICE_WAITTIMESTAMP_CTXTID gave {errname(err)})"
+      with self.live.lock: # another thread may have replaced the context since
+        if ctx == self.ctx: self.dead = f"a hang or a page fault (IOCTL_KGSL_DEVICE_WAITTIMESTAMP_CTXTID gave {errname(err)})"
     return True
 
   def lost(self) -> str|None:
