@@ -150,7 +150,7 @@ REMEDY:dict[Any, tuple[str, str]] = {
   errno.EMFILE: ("too many files are open", "close some or raise the limit (ulimit -n), then {again}"),
   (NODE, errno.EACCES): ("this user has no access", "join the node's group (ls -l /dev/dri /dev/kgsl-3d0: usually render or video), log in again"),
   (NODE, errno.ENOENT): ("there is no such node", NO_NODE),
-  (OPEN, 0): ("", f"reboot or try another kernel, and {REPORT}"),
+  (OPEN, 0): ("", f"reboot or try another Linux, and {REPORT}"),
   (OPEN, errno.ENOMEM): ("Linux is out of memory", "end other programs or add swap, then {again}"),
   (OPEN, errno.ENOSPC): ("there is no room for another GPU context", "end other programs that use the GPU, then {again}"),
   (OPEN, errno.ENODEV): ("the GPU driver is gone or not ready", "look for its errors (dmesg | grep -iE 'msm|adreno|kgsl'), reboot"),
