@@ -35,25 +35,40 @@ class Pair:
 FUNCTIONS = ((lambda x, y: x + y, lambda x, y: x + y), (lambda x, y: (x * 2).contiguous() - y, lambda x, y: x * 2 - y),
              (lambda x, y: (x.maximum(y) + x.sum()).contiguous() - 1, lambda x, y: np.maximum(x, y) + x.sum(dtype=np.int32) - 1))
 
-def machine_for(kind: str) -> type[RuleBasedStateMachine]:
+class Opened:
+  """A machine and its open device: most sequences go on with those of the one before, as a process does that lives on."""
+  def __init__(self, kind: str, schedule: Any, order: Any):
+    self.kind, self.machine, self.open = kind, qcom.configure(schedule=schedule, order=order), opened(f"MOCK{kind}+QCOM:IR3")
+    self.dev = self.open.__enter__()
+  def model(self) -> Any: return self.machine.msm if self.kind == "MSM" else self.machine.kgsl
+  def close(self) -> None:
+    self.open.__exit__(None, None, None)
+    self.machine.gpu.idle(10)
+    left = {k: v for k, v in self.model().live().items() if v}
+    assert not left, f"left after closing: {left}"
+
+def machine_for(kind: str, kept: list[Opened]) -> type[RuleBasedStateMachine]:
+  """`kept`: at most one, for the next sequence."""
   class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
       super().__init__()
       self.pairs, self.jits = list[Pair](), list[tuple[Any, int, int, Any]]()
-      self.open: Any = None
+      self.opened: Opened | None = None
       self.injected = False
 
-    @initialize(schedule=st.sampled_from(["asap", "late", 1, 2]), order=st.sampled_from(["forward", "reversed", 1]))
-    def boot(self, schedule: Any, order: Any) -> None:
-      if not gc.get_freeze_count():                            # collections look at what the sequences made; one on the GPU's thread thaws
-        gc.collect()
-        gc.freeze()
-      self.machine = qcom.configure(schedule=schedule, order=order)
-      self.open = opened(f"MOCK{kind}+QCOM:IR3")
-      self.dev = self.open.__enter__()
-      self.rng = random.Random(0)
+    @initialize(schedule=st.sampled_from(["asap", "late", 1, 2]), order=st.sampled_from(["forward", "reversed", 1]), anew=st.integers(0, 15))
+    def boot(self, schedule: Any, order: Any, anew: int) -> None:
+      if kept and anew == 1: kept.pop().close()
+      if not kept:
+        if not gc.get_freeze_count():                          # collections look at what the sequences made; one on the GPU's thread thaws
+          gc.collect()
+          gc.freeze()
+        kept.append(Opened(kind, schedule, order))
+      self.opened = kept.pop()
+      self.machine, self.dev, self.model = self.opened.machine, self.opened.dev, self.opened.model
+      gpu = self.machine.gpu
+      gpu.schedule, gpu.order, gpu.random = schedule, order, random.Random(str(schedule))
 
-    def model(self) -> Any: return self.machine.msm if kind == "MSM" else self.machine.kgsl
     def host(self, n: int, seed: int) -> np.ndarray: return ((np.arange(n) * 7 + seed) % 101).astype(np.int32)
     def pick(self, i: int, size: int | None = None) -> Pair | None:
       found = [p for p in self.pairs if size is None or p.host.size == size]
@@ -164,13 +179,13 @@ def machine_for(kind: str) -> type[RuleBasedStateMachine]:
 
     @invariant()
     def the_lists_agree(self) -> None:
-      if self.open is None: return
+      if self.opened is None: return
       live = self.dev.iface.live
       assert live.starts == sorted(live.starts) and len(live.starts) == self.dev.queue.nallocs
       assert not self.machine.gpu.reports, self.machine.gpu.reports[0]
 
     def teardown(self) -> None:
-      if self.open is None: return
+      if (opened:=self.opened) is None: return
       try:
         self.machine.config.fail = {}
         for p in self.pairs: self.check(p)
@@ -179,19 +194,22 @@ def machine_for(kind: str) -> type[RuleBasedStateMachine]:
         self.dev.kept = None                                   # what nobody waited for
         works = Tensor(self.host(9, 1)).realize()
         np.testing.assert_array_equal((works * 2).numpy(), self.host(9, 1) * 2)
-        del works
-      finally: self.open.__exit__(None, None, None)
-      self.machine.gpu.idle(10)
-      left = {k: v for k, v in self.model().live().items() if v}
-      assert not left, f"left after closing: {left}"
+      except BaseException:
+        opened.open.__exit__(None, None, None)
+        raise
+      kept.append(opened)
   return Life
 
 @pytest.mark.parametrize("part", range(-(-EXAMPLES // PART)))
 @pytest.mark.parametrize("kind", ("MSM", "KGSL"))
 def test_any_sequence_of_what_a_user_does_gives_numpys_numbers_or_one_error(kind, part):
   with virtual(kind): (Tensor([1, 2]) + 1).numpy()             # loads what a first kernel needs
+  kept: list[Opened] = []
   try:
-    run_state_machine_as_test(seed(SEED + part)(machine_for(kind)), settings=settings(
+    run_state_machine_as_test(seed(SEED + part)(machine_for(kind, kept)), settings=settings(
       max_examples=min(PART, EXAMPLES - part * PART), stateful_step_count=STEPS, deadline=None, database=None,
       suppress_health_check=list(HealthCheck)))
-  finally: gc.unfreeze()
+    while kept: kept.pop().close()
+  finally:
+    for o in kept: o.open.__exit__(None, None, None)
+    gc.unfreeze()
