@@ -79,6 +79,7 @@ class Rig:
   """One GPU with one address space. Everything allocated is listed in every submit unless `without` takes it out."""
   def __init__(self, **gpu: Any):
     self.gpu = VirtualGPU(**gpu)
+    if self.gpu.execute: _ = self.gpu.engine            # its first build may take longer than a job is waited for
     self.space, self.next_iova = self.gpu.new_space("rig"), 0x1_0000_0000
     self.bufs: list[Buf] = []
     self.dummy = self.alloc(4096, "dummy")

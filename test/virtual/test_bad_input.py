@@ -351,6 +351,18 @@ def test_a_killed_submit_is_one_error_although_its_fence_signals(kind, then):
     works()
     np.testing.assert_array_equal((a * 7).numpy(), np.arange(100) * 7)
 
+@pytest.mark.parametrize("code", [errno.EDEADLK, errno.ENOENT])
+def test_a_wait_that_hears_of_a_dead_context_tells_although_its_submit_had_signalled(code):
+  """Not later, of work that had nothing to do with it."""
+  with virtual("KGSL") as (machine, dev):
+    a = Tensor(np.arange(100, dtype=np.float32)).realize()
+    (a + 1).numpy()
+    out = (a + 1).realize()
+    assert machine.gpu.idle(30) and dev.retired(dev.queue.timeline)
+    fail_next(machine, "KGSL", WAIT["KGSL"], code)
+    with pytest.raises(QCOMError, match="lost"): out.numpy()
+    for n in range(3): assert ((a * n).contiguous() + 1).numpy()[9] == 9 * n + 1
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_queued_behind_a_killed_submit_is_not_trusted_either(kind):
   with virtual(kind, schedule=7, strict=QUIET) as (machine, dev):

@@ -753,7 +753,7 @@ class QCOMDevice(HCQ2Compiled):
     if len(self.inflight) == 1 and run.rejected: # the error of the batch has been raised, it has no results
       if self.iface.lost() is not None: self.iface.recover()
       return
-    if len(self.inflight) == 1 and run.batch[NSEGS] == 1 and self.retired(run.timeline): return # it has signalled, nothing else could be lost
+    if len(self.inflight) == 1 and run.batch[NSEGS] == 1 and self.retired(run.timeline) and not self.iface.dead: return # nothing else could be lost
     if (why:=self.iface.lost()) is None and not self.retired(run.timeline): why = "it retired without running to its end"
     if why is None: return
     lost, progress = next((r for r in self.inflight if not self.retired(r.timeline)), run), self._progress(run)

@@ -61,6 +61,7 @@ class Space:
   """
   def __init__(self, *, uche: bool = True, name: str = ""):
     self.uche, self.name = uche, name
+    if uche: _library()                                 # its first build may take longer than a job is waited for
     self.ttbr0 = (n := next(_spaces)) << 48 | 0x9_0000_0000 + n * PAGE    # as the SMMU reports it: ASID and the address of a table nobody can see
     self._lock, self._running = threading.RLock(), threading.Lock()
     self._iovas: list[int] = []                         # sorted, parallel to _segs

@@ -279,6 +279,7 @@ class QCOMIface:
   def _drop(self, handle:int): raise NotImplementedError
   def wait(self, fence:int, timeout_ms:int) -> bool: raise NotImplementedError
   def lost(self) -> str|None: raise NotImplementedError
+  dead = "" # why the kernel takes no more work on this queue, for lost() to tell
   def dump(self) -> str: raise NotImplementedError # where Linux's dump of a hang is, a sentence
   def recover(self): raise NotImplementedError
   def _close_queue(self): raise NotImplementedError
@@ -620,7 +621,6 @@ class KGSLIface(QCOMIface):
   """Downstream Linux (msm-4.9 to 5.4), drivers/gpu/msm/kgsl. Every mapped buffer is visible to every submit, at its CPU address."""
   kind, api, prefix, submit_name, node = "KGSL", kgsl, "IOCTL_KGSL_", "GPU_COMMAND", "/dev/kgsl-3d0"
   renderers = [QCOMCLRenderer, IR3Renderer] if ARM64 else [IR3Renderer, QCOMCLRenderer] # the vendor's compiler is an arm64 library
-  dead = "" # why the context was invalidated
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
   AT(u64, q->cmd, kgsl_command_object_gpuaddr) = addr; AT(u64, q->cmd, kgsl_command_object_size) = size;
   int err = do_ioctl(q);
