@@ -17,7 +17,7 @@ from tinygrad.runtime.support.hcq2 import HCQ_RUNTIME_DEV, HCQ2Compiled, HCQAllo
 from tinygrad.runtime.support.hcq2 import get_submit, make_binary_patch, make_patches, make_submit
 from tinygrad.runtime.support.memory import TLSFAllocator
 from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, CLOSED, LOST, NO_NODE, PATCH, REF, REF_INPUT, REF_OWN, REF_READ, REF_WRITTEN
-from tinygrad.runtime.support.qcom_iface import REOPEN, SEG, QCOMError, QCOMIface, ifaces
+from tinygrad.runtime.support.qcom_iface import REOPEN, REPORT, SEG, QCOMError, QCOMIface, ifaces
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat, sint
 from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime
 from tinygrad.engine.realize import runtime_cache, view_base
@@ -699,7 +699,8 @@ class QCOMDevice(HCQ2Compiled):
     run.fence = self.queue.fence
     try: self.synchronize()
     except QCOMError as other:
-      if not self.inflight: return QCOMError(f"{e.what}. {other.what}", other.do) # what does not end is told by the next wait
+      if not self.inflight: # what does not end is told by the next wait
+        return QCOMError(f"{e.what}. {other.what}", f"compute again what was in flight, then {e.do}")
     return e
 
   def prune(self):
@@ -838,7 +839,8 @@ class QCOMDevice(HCQ2Compiled):
     if os.getpid() != self.iface.pid: return
     try: self.synchronize()
     except RuntimeError as e:
-      print(f"{self.device} failed at exit: what the program had read is right, what it had not is lost. {getattr(e, 'what', e)}. Do: run it again")
+      print(f"{self.device} failed at exit: what the program had read is right, what it had not is lost. {getattr(e, 'what', e)}. "
+            f"Do: if results are missing, run the program again; if it recurs, look at dmesg and {REPORT}")
     Compiled.finalize(self)
     if DEBUG >= 2 and (n:=self.queue.submits):
       print(f"{self.device}: {n} submits, {self.queue.nbos / n:.1f} buffers and {self.queue.nbytes / n:.0f} bytes of commands in each, "

@@ -146,7 +146,7 @@ REMEDY:dict[Any, tuple[str, str]] = {
   errno.ENODEV: ("the GPU or its driver is gone, dmesg says why", REOPEN),
   errno.EDEADLK: ("the GPU hung or faulted on earlier work", "{again}, the device takes new work; if it recurs, QCOM_DEBUG=sync names the kernel"),
   errno.ETIMEDOUT: ("the GPU is stuck on earlier work", f"{{again}}; if it stays so, {REOPEN}"),
-  errno.EBUSY: ("Linux is busy with it", f"{{again}}; if it stays so, {REOPEN}"),
+  errno.EBUSY: ("Linux was busy and did not take it", f"{{again}}; if it stays so, {REOPEN}"),
   errno.EMFILE: ("too many files are open", "close some or raise the limit (ulimit -n), then {again}"),
   (NODE, errno.EACCES): ("this user has no access", "join the node's group (ls -l /dev/dri /dev/kgsl-3d0: usually render or video), log in again"),
   (NODE, errno.ENOENT): ("there is no such node", NO_NODE),
@@ -162,9 +162,10 @@ REMEDY:dict[Any, tuple[str, str]] = {
                                    "free tensors, end other programs or add swap, then {again}"),
   (MAP, errno.ENOMEM): ("Linux is out of memory, or a limit of this process is reached",
                         "free tensors, add swap, raise ulimit -v or vm.max_map_count, then {again}"),
+  (MAP, errno.EBUSY): ("Linux is busy with this memory", f"{{again}}, all else is as before; if it stays so, {REOPEN}"),
   (HOST, 0): ("", f"copy it into a tensor instead of Tensor.from_blob, and {REPORT}"),
   (HOST, errno.EOPNOTSUPP): ("Linux can't map this memory", "copy it into a tensor instead of Tensor.from_blob"),
-  (FREE, 0): ("", f"{{again}}, all else is as before; if it recurs, {REPORT}")}
+  (FREE, 0): ("", f"{{again}}, all else is as before; if it recurs, {REOPEN}, and {REPORT}")}
 for same, as_ in ((errno.EPERM, errno.EACCES), (errno.ENXIO, errno.ENODEV), (errno.EIO, errno.ENODEV), (errno.EPROTO, errno.EDEADLK),
                   ((SUBMIT, errno.ENOENT, "KGSL"), errno.EDEADLK), ((MAP, 0), (MEMORY, 0)), ((RENEW, errno.ENOSPC), (OPEN, errno.ENOSPC)),
                   *(((NODE, e), (OPEN, e)) for e in (0, errno.ENOMEM, errno.ENODEV, errno.ENXIO))): REMEDY[same] = REMEDY[as_]
