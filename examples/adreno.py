@@ -40,7 +40,8 @@ def interface(dev: Any) -> str: return type(dev.iface).__name__.removeprefix("MO
 
 def describe(dev: Any, virtual: bool) -> str:
   return f"{'VIRTUAL' if virtual else 'real'} Adreno 630 (chip {dev.iface.chip_id:#010x}) through {interface(dev)}, {type(dev.renderer).__name__}" + \
-         (": a model of the chip and of its kernel driver executes the machine code, no hardware is used" if virtual else "")
+         (": a model of the chip and of its kernel driver executes the machine code, no hardware is used,\n"
+          "times are those of the emulation" if virtual else "")
 
 def packaged(package: str, file: str) -> pathlib.Path:
   """A data file inside an installed package, which is not imported."""
@@ -70,6 +71,12 @@ def load_onnx(path: pathlib.Path | str, shapes: Mapping[str, Shape] = {}) -> tup
       raise RuntimeError(f"input {name!r} has the shape {open_shape(fixed)} in the model, not {shape}")
     model.graph_inputs[name] = replace(spec, shape=shape)
     inputs[name] = (shape, spec.dtype)
+  for node in model.graph_nodes:
+    try: model._select_op(node.op, node.opset_id)
+    except NotImplementedError:
+      raise RuntimeError(f"tinygrad's ONNX importer (tinygrad/nn/onnx.py) has no operator {node.op} of {node.opset_id.domain.value} "
+                         f"{node.opset_id.version}, which computes {', '.join(map(repr, filter(None, node.outputs)))}: export the model without "
+                         "it, for example with other operators in its place, or add it there") from None
   return model, inputs
 
 def open_shape(dims: list[int | None]) -> str: return f"({', '.join('any' if d is None else str(d) for d in dims)})"

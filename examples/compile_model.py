@@ -60,14 +60,15 @@ def contents(specs: dict[str, tuple[adreno.Shape, Any]], files: dict[str, str], 
   rng, out = np.random.default_rng(seed), {}
   for name, (shape, dtype) in specs.items():
     out[name] = value = array(files[name]) if name in files else adreno.random_input(rng, shape, dtype)
-    if value.shape != shape or value.dtype != (kind := np.dtype(_to_np_dtype(dtype))):
+    kind = np.dtype(_to_np_dtype(dtype))
+    if value.shape != shape or value.dtype != kind:
       raise RuntimeError(f"{files[name]} is {value.dtype} {value.shape}, input {name!r} is {kind} {shape}: save it with .astype and .reshape")
   return out
 
-def tensors(values: dict[str, np.ndarray]) -> dict[str, Tensor]:
-  # halves come in as floats: the capture casts them
-  wide = {n: v.astype(np.float32) if v.dtype == np.float16 else v for n, v in values.items()}
-  return {n: Tensor(v).realize() if "img" in n else Tensor(v.copy(), device="NPY") for n, v in wide.items()}
+def show(inputs: dict[str, dict[str, Any]], flags: dict[str, str]) -> None:
+  """What a file says of its model."""
+  print(f"  {'inputs':<22} " + ", ".join(f"{n} {i['dtype']} {tuple(i['shape'])} on {i['device']}" for n, i in inputs.items()))
+  print(f"  {'flags':<22} {' '.join(map('='.join, flags.items())) or 'none'}", flush=True)
 
 def numpy(outputs: dict[str, Tensor]) -> dict[str, np.ndarray]: return {n: t.numpy().copy() for n, t in outputs.items()}
 
@@ -123,15 +124,16 @@ def main(args: argparse.Namespace) -> str:
   print(adreno.describe(dev, virtual), flush=True)
   model, specs = adreno.load_onnx(args.model, shapes)
   values, flags = contents(specs, pairs(args.input, "--input"), args.seed), {f: os.environ[f] for f in FLAGS if f in os.environ}
-  print(f"  {'inputs':<22} {', '.join(f'{n} {d.name} {s}' for n, (s, d) in specs.items())}")
-  print(f"  {'flags':<22} {' '.join(map('='.join, flags.items())) or 'none'}")
+  described: dict[str, dict[str, Any]] = {
+    n: {"shape": list(s), "dtype": repr(d).removeprefix("dtypes."), "device": Device.DEFAULT if "img" in n else "NPY"} for n, (s, d) in specs.items()}
+  show(described, flags)
 
   @TinyJit(prune=True)
   def jit(**inputs: Tensor) -> dict[str, Tensor]:
     placed = {n: t.to(Device.DEFAULT).cast(specs[n][1]) for n, t in inputs.items()}
     return {n: t.cast(dtypes.float32).contiguous() for n, t in model(placed).items() if isinstance(t, Tensor)}
 
-  inputs, meter, outputs, phases = tensors(values), adreno.Meter(dev, virtual), list[dict[str, np.ndarray]](), list[float]()
+  inputs, meter, outputs, phases = model_file.tensors(described, values), adreno.Meter(dev, virtual), list[dict[str, np.ndarray]](), list[float]()
   cost: dict[str, float | None] = {}
   with tqdm(total=6, unit="steps", disable=None) as bar:
     for n, phase in enumerate(("eager", "capture", "replay")):
@@ -154,14 +156,14 @@ def main(args: argparse.Namespace) -> str:
     same("a later replay", again, outputs[0])
     bar.update(1)
     bar.set_description("doubled inputs")
-    doubled = tensors({n: ~v if v.dtype == bool else v * 2 for n, v in values.items()})
-    if all(v.tobytes() == outputs[0][n].tobytes() for n, v in numpy(jit(**doubled)).items()):
+    doubled = {n: ~v if v.dtype == bool else v * 2 for n, v in values.items()}
+    if all(v.tobytes() == outputs[0][n].tobytes() for n, v in numpy(jit(**model_file.tensors(described, doubled))).items()):
       raise AssertionError("doubled inputs give the same outputs, so the inputs are not used")
     bar.update(1)
   if (why := meter.trouble()) is not None: raise AssertionError(why)
 
   size = model_file.save(args.out, jit, {
-    "model": pathlib.Path(args.model).name, "flags": flags, "inputs": {n: [list(s), repr(d).removeprefix("dtypes.")] for n, (s, d) in specs.items()},
+    "model": pathlib.Path(args.model).name, "flags": flags, "inputs": described,
     "outputs": {n: list(v.shape) for n, v in outputs[0].items()}})
   kernels, copies = adreno.kernels_and_copies(jit)
   rows = {"kernels": kernels, "copies": copies, "submits": cost["submits"],

@@ -2,17 +2,19 @@
 
     save("out.pkl", jit, about)          about: what a reader has to know, as JSON; the target device is added
     jit, about = load("out.pkl")         refuses in one sentence where the model does not run
+    out = jit(**tensors(about["inputs"], {"x": array}))
 
 Layout: MAGIC, JSON, newline; for each buffer its length and its bytes; the pickle; two u64 at the end, the pickle's offset and the number of buffers.
 Like every pickle such a file can run code when it is loaded: load your own only.
 """
 from __future__ import annotations
 import json, mmap, os, pathlib, pickle, struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
-from tinygrad import Device
+import numpy as np
+from tinygrad import Device, Tensor
 
-MAGIC, U64, END = b"tinygrad-capture 1\n", struct.Struct("<Q"), struct.Struct("<QQ")
+MAGIC, U64, END = b"tinygrad-capture 2\n", struct.Struct("<Q"), struct.Struct("<QQ")
 
 def target() -> dict[str, str]:
   """The default device as a file names it: compiled code is for one device, one compiler's conventions and one GPU."""
@@ -53,8 +55,10 @@ def load(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     want, device = info["target"], Device.DEFAULT.split(":")[0]
     if device != want["device"] or (here := target()) != want:
       where = device if device != want["device"] else spell(here)
-      raise RuntimeError(f"{path} was compiled for {spell(want)} and this process computes on {where}: run it with "
-                         f"DEV={want['device']}:{want['renderer'].removeprefix(want['device'])}, or compile the model again for this device")
+      dev = f"{want['device']}:{want['renderer'].removeprefix(want['device'])}"
+      virtual = f", or DEV=MOCKMSM+{dev} where there is no Adreno" if want["renderer"] == "IR3" else ""
+      raise RuntimeError(f"{path} was compiled for {spell(want)} and this process computes on {where}: run it with DEV={dev}{virtual}, "
+                         "or compile the model again for this device")
     start = f.tell()
     with mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
       try:
@@ -70,5 +74,13 @@ def load(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
         return pickle.loads(bytes(view[at:len(view) - END.size]), buffers=buffers()), info
       except (pickle.UnpicklingError, struct.error, ValueError, EOFError, AttributeError, ImportError, TypeError) as e:
         raise RuntimeError(f"{path} can't be loaded ({type(e).__name__}: {e}), it is damaged or of another tinygrad: compile the model again") from e
+
+def tensors(inputs: Mapping[str, Mapping[str, Any]], arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+  """What a captured model takes: each array on the device that `inputs`, of a file, names for it. One on NPY stays the memory of its array, which may
+  be rewritten in place. Raises RuntimeError if an array is missing or unknown, the TinyJit for another shape or dtype."""
+  if arrays.keys() != inputs.keys(): raise RuntimeError(f"the model's inputs are {', '.join(inputs)}, not {', '.join(arrays) or 'none'}")
+  # halves come in as floats: the capture casts them
+  wide = {n: a.astype(np.float32) if a.dtype == np.float16 else a for n, a in arrays.items()}
+  return {n: Tensor(wide[n], device=i["device"]).realize() for n, i in inputs.items()}
 
 def spell(t: dict[str, str]) -> str: return f"{t['device']} {t['gpu']} by {t['renderer']}"

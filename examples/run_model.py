@@ -2,7 +2,8 @@
 
     DEV=QCOM ./dev run examples/run_model.py model.pkl --input img=frame.npy --save outputs.npz
 
-Inputs that are not given are random, from --seed. Loading a file on another device than it was compiled for is refused in one sentence.
+Inputs that are not given are random, from --seed. With no DEV and no Adreno the virtual one is used. Flags like IMAGE=1 are those the file was
+compiled with, setting them here changes nothing. Loading a file on another device than it was compiled for is refused in one sentence.
 """
 from __future__ import annotations
 import json, pathlib, sys, time, traceback
@@ -11,7 +12,7 @@ from tinygrad import Device, dtypes
 from tinygrad.engine import realize
 from tinygrad.helpers import DEBUG, DEV, getenv
 import adreno, model_file
-from compile_model import arguments, contents, digest, numpy, output, pairs, tensors, timed
+from compile_model import arguments, contents, digest, numpy, output, pairs, show, timed
 
 def main(args) -> str:
   if not pathlib.Path(args.file).is_file(): raise RuntimeError(f"there is no file {args.file}")
@@ -21,16 +22,19 @@ def main(args) -> str:
   _ = Device[Device.DEFAULT] # opening it is not part of a reload
   began = time.perf_counter()
   jit, about = model_file.load(args.file)
-  specs = {n: (tuple(s), getattr(dtypes, d)) for n, (s, d) in about["inputs"].items()}
-  inputs, loaded = tensors(contents(specs, pairs(args.input, "--input"), args.seed)), time.perf_counter()
+  specs = {n: (tuple(i["shape"]), getattr(dtypes, i["dtype"])) for n, i in about["inputs"].items()}
+  inputs, loaded = model_file.tensors(about["inputs"], contents(specs, pairs(args.input, "--input"), args.seed)), time.perf_counter()
+  print(adreno.describe(*adreno.open_device()))
+  show(about["inputs"], about["flags"])
+  start = time.perf_counter()
   out = numpy(jit(**inputs))
   first = time.perf_counter()
   if realize.to_program_cache: raise AssertionError(f"{len(realize.to_program_cache)} kernels were compiled to run the file")
   again, enqueue, total = timed(jit, inputs, args.runs)
   if digest(again) != digest(out): raise AssertionError("a later replay differs from the first one")
-  print(f"  {'reload':<22} {(loaded - began) * 1e3:.0f} ms, first replay {(first - loaded) * 1e3:.0f} ms, "
+  print(f"  {'reload':<22} {(loaded - began) * 1e3:.0f} ms, first replay {(first - start) * 1e3:.0f} ms, "
         f"then {total:.1f} ms, enqueue {enqueue:.2f} ms")
-  times = {"load_ms": (loaded - began) * 1e3, "first_ms": (first - loaded) * 1e3, "replay_ms": total, "enqueue_ms": enqueue}
+  times = {"load_ms": (loaded - began) * 1e3, "first_ms": (first - start) * 1e3, "replay_ms": total, "enqueue_ms": enqueue}
   if args.json: pathlib.Path(args.json).write_text(json.dumps(times))
   for name, v in out.items():
     print(f"  {name:<22} {v.shape}, from {np.nanmin(v):.4g} to {np.nanmax(v):.4g}" if v.size else f"  {name:<22} {v.shape}")

@@ -45,15 +45,23 @@ def test_from_onnx_to_another_process(model: pathlib.Path) -> None:
   status, text = script("compile_model.py", model, out, "--shape", "img=1,3,12,20", **flags)
   assert status == 0 and "compile_model: ok" in text, text
   assert re.search(r"^  kernels +[1-9]\d*$", text, re.M) and re.search(r"^  copies +1$", text, re.M), text # "state", which lies in host memory
+  assert "inputs                 img float (1, 3, 12, 20) on QCOM, state float (1, 5) on NPY" in text, text
   np.save(array, np.ones((1, 3, 12, 20), np.float32))
+  np.save(wrong := model.with_name("wrong.npy"), np.ones((1, 4, 64, 32), np.uint8))
+  np.save(other := model.with_name("other.npy"), np.ones((1, 3, 12, 20), np.int32))
   for dev in (RUN, "MOCKKGSL+QCOM:IR3") if RUN.startswith("MOCKMSM") else (RUN,): # the file is not one kernel's
     status, text = script("run_model.py", out, "--input", f"img={array}", "--save", outputs, dev=dev)
     assert status == 0, text
+    for words in ("VIRTUAL" if dev.startswith("MOCK") else "real", "on QCOM, state float (1, 5) on NPY", "IMAGE=1 FLOAT16=1 NOLOCALS=1"):
+      assert words in text, text
     with np.load(outputs) as found: np.testing.assert_array_equal(found["part"], found["out"][:, 2:5])
-  for args, dev, words in (((out,), "CPU", ("m.pkl was compiled for QCOM a630 by IR3", "this process computes on CPU", "DEV=QCOM:IR3")),
+  for args, dev, words in (((out,), "CPU", ("m.pkl was compiled for QCOM a630 by IR3", "this process computes on CPU",
+                                                   "with DEV=QCOM:IR3, or DEV=MOCKMSM+QCOM:IR3 where")),
                            ((model,), RUN, ("no model file of this version", "compile the model again")),
                            ((out, "--input", "image=x.npy"), RUN, ("no input 'image'", "img, state")),
                            ((out, "--input", f"img={model}"), RUN, ("is no array that np.save wrote",)),
+                           ((out, "--input", f"img={wrong}"), RUN, ("uint8 (1, 4, 64, 32), input 'img' is float32 (1, 3, 12, 20)", ".reshape")),
+                           ((out, "--input", f"img={other}"), RUN, ("int32 (1, 3, 12, 20), input 'img' is float32 (1, 3, 12, 20)", ".astype")),
                            ((out, "--input", f"state={array}"), RUN, ("float32 (1, 3, 12, 20)", "input 'state' is float32 (1, 5)"))):
     status, text = script("run_model.py", *args, dev=dev)
     assert status == 1 and all(w in text for w in words), text
@@ -64,7 +72,11 @@ def test_from_onnx_to_another_process(model: pathlib.Path) -> None:
     assert status == 1 and "can't be loaded" in text and "compile the model again" in text, text
 
 def test_what_is_not_compiled(model: pathlib.Path) -> None:
-  out = model.with_name("none.pkl")
+  out, wrong, lacking, h, t = model.with_name("none.pkl"), model.with_name("wrong.npy"), model.with_name("det.onnx"), onnx.helper, onnx.TensorProto
+  np.save(wrong, np.ones((1, 4, 64, 32), np.uint8))
+  graph = h.make_graph([h.make_node("Relu", ["x"], ["r"]), h.make_node("Det", ["r"], ["d"])], "g", [h.make_tensor_value_info("x", t.FLOAT, [3, 3])],
+                       [h.make_tensor_value_info("d", t.FLOAT, None)])
+  onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 11)], ir_version=8), lacking)
   for args, dev, words in (((model, out), RUN, ("input 'img' open, (any, 3, any, any)", "--shape img=1,3,1,1")),
                            ((model, out, "--shape", "img=1,4,12,20"), RUN, ("(any, 3, any, any) in the model, not (1, 4, 12, 20)",)),
                            ((model, out, "--shape", "img=1,3,a,20"), RUN, ("--shape img=1,3,a,20 is no shape", "img=1,3,320,320")),
@@ -74,6 +86,9 @@ def test_what_is_not_compiled(model: pathlib.Path) -> None:
                            ((model, out.parent), RUN, ("is a folder, name a file in it",)),
                            ((model, model.parent / ".." / model.parent.name / model.name), RUN, ("is the model itself, name another file",)),
                            ((__file__, out), RUN, ("can't be read as an ONNX model",)),
+                           ((model, out, "--shape", "img=1,3,12,20", "--input", f"img={wrong}"), RUN,
+                            ("uint8 (1, 4, 64, 32), input 'img' is float32 (1, 3, 12, 20)", ".reshape")),
+                           ((lacking, out), RUN, ("tinygrad's ONNX importer", "no operator Det of ai.onnx 11", "computes 'd'", "without it")),
                            ((model, out), "CPU", ("DEV=CPU is not an Adreno",))):
     status, text = script("compile_model.py", *args, dev=dev)
     assert status == 1 and all(w in text for w in words), text
