@@ -119,6 +119,17 @@ class TestJitViews(unittest.TestCase):
     jit = TinyJit(lambda x: (x + 1).realize())
     for k in range(2): jit(Tensor(np.full(16, k, np.float32)).realize())
     with self.assertRaisesRegex(JitError, "never written.*write it before the call$"): jit(Tensor.empty(16))
+  def test_other_arguments(self):
+    """Each that is missing, no Tensor or too many is named."""
+    jit = TinyJit(lambda x, y=None, **_: (x if y is None else x + y).realize())
+    for k in range(2): jit(x=fresh(k), y=fresh(k + 1))
+    for args, kwargs, words in (((), {"x": fresh(0)}, ["input y is missing"]), ((), {}, ["input x is missing", "input y is missing"]),
+                                ((fresh(0),), {"y": fresh(1)}, ["input x is missing, pass it by the same name or position", "input 0 was no Tensor"]),
+                                ((), {"x": fresh(0), "y": np.zeros(N, np.float32)}, ["input y is of <class 'numpy.ndarray'>, wrap it in a Tensor"]),
+                                ((), {"x": fresh(0), "y": fresh(1), "z": fresh(2)}, ["input z was no Tensor when it was captured, leave it out"])):
+      with self.assertRaises(JitError) as e: jit(*args, **kwargs)
+      for w in (*words, "captured with Tensors x, y"): self.assertIn(w, str(e.exception))
+    np.testing.assert_array_equal(jit(x=(x:=fresh(5)), y=fresh(0)).numpy(), x.numpy() + fresh(0).numpy())
   def test_same_tensor_twice(self):
     with self.assertRaisesRegex(JitError, "use .clone"): TinyJit(lambda a, b: (a + b).realize())(x:=fresh(0), x)
 
