@@ -4,10 +4,11 @@
     python -m pytest test/device                   on the virtual Adreno 630, through both interfaces
 
 A record of the run is written as JSON to $QCOM_RECORD, or build/qcom-replay-DEV.json: kernel, chip, versions, counts, faults and a hash of results.
-Attach it to a report of what was run on hardware. A failed run writes its record too. Each run has a process of its own.
+Attach it to a report of what was run on hardware. A failed run writes its record too; where nothing ran, a record of before stays. Each run has a
+process of its own.
 """
 from __future__ import annotations
-import contextlib, hashlib, importlib.metadata, importlib.util, json, os, pathlib, platform, subprocess, sys, time, tomllib, traceback
+import contextlib, errno, hashlib, importlib.metadata, importlib.util, json, os, pathlib, platform, subprocess, sys, tempfile, time, traceback
 from typing import Any
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ import tinygrad.engine.realize as realize
 from tinygrad import Context, Device, GlobalCounters, Tensor, TinyJit, dtypes
 from tinygrad.device import Compiled, ProfileGraphEvent
 from tinygrad.helpers import DEV
+from tinygrad.runtime.support.qcom_doctor import installed
 from tinygrad.uop.ops import UOp
 
 REPLAYS, N, SLOTS, SEED = 800, 17, 32, 630
-NO_DEVICE = 77 # exit status of a run that found nothing to run on
+NO_DEVICE, NOTHING_RAN = 77, "nothing ran: " # exit status of a run that found nothing to run on, and how its last line begins
 Pair = tuple[np.ndarray, Tensor] # the same contents for numpy and for the device
 
 class Inputs:
@@ -129,29 +131,38 @@ def faults(dev: Any) -> dict[str, Any]:
 
 def version(package: str) -> str | None:
   with contextlib.suppress(importlib.metadata.PackageNotFoundError): return importlib.metadata.version(package)
-  with contextlib.suppress(OSError, KeyError): # a source tree
-    project = tomllib.loads(pathlib.Path(realize.__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
-    if project["name"] == package: return str(project["version"])
+  return None
+
+def package_sha256(package: pathlib.Path) -> str:
+  """One hash of every Python file of the tinygrad that is imported: the same for the same series in a wheel, a clone and a checkout."""
+  h = hashlib.sha256()
+  for f in sorted(package.rglob("*.py"), key=lambda f: f.relative_to(package).as_posix()):
+    h.update(f.relative_to(package).as_posix().encode() + b"\0" + hashlib.sha256(f.read_bytes()).digest())
+  return h.hexdigest()
+
+def commit() -> str | None:
+  """Of the repository that this file is from, with -dirty if files differ from it."""
+  cmd = ["git", "-C", str(pathlib.Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+  with contextlib.suppress(OSError): return subprocess.run(cmd, capture_output=True, text=True).stdout.strip() or None
   return None
 
 def identity(dev: Any) -> dict[str, Any]:
   iface, virtual = type(dev.iface).__name__.removesuffix("Iface"), type(dev.iface).__name__.startswith("MOCK")
   if virtual: from test.mockgpu.qcom import current
-  sources = [pathlib.Path(sys.modules[m].__file__ or "") for m in ("tinygrad.runtime.ops_qcom", "tinygrad.runtime.support.qcom_iface")]
   kernel = platform.release() if not virtual else f"model of MSM DRM in Linux {current().config.kernel}" if "MSM" in iface else "model of KGSL"
   board = ""
   with contextlib.suppress(OSError): board = pathlib.Path("/proc/device-tree/model").read_text().strip("\0\n ") if not virtual else "virtual"
   return {"rung": "virtual" if virtual else "hardware", "board": board, "interface": iface, "kernel": kernel, "chip_id": f"{dev.iface.chip_id:#010x}",
           "renderer": type(dev.renderer).__name__, "machine": platform.machine(), "python": platform.python_version(),
-          "tinygrad": version("tinygrad"), "mesa": version("tinymesa") or os.environ.get("MESA_PATH"), "numpy": np.__version__,
-          "sources_sha256": {s.name: hashlib.sha256(s.read_bytes()).hexdigest() for s in sources}}
+          "tinygrad": installed().removeprefix("tinygrad "), "tinygrad_sha256": package_sha256(pathlib.Path(realize.__file__).parents[1]),
+          "commit": commit(), "mesa": version("tinymesa") or os.environ.get("MESA_PATH"), "numpy": np.__version__}
 
 def run(path: str) -> int:
   """One run in this process: writes the record to `path`. Exit status NO_DEVICE with the reason on stderr if nothing opens."""
   try: dev: Any = Device["QCOM"]
   except RuntimeError as e:
-    if not str(e).startswith("no usable QCOM device"): raise
-    print(e, file=sys.stderr)
+    if not str(e).startswith(("no usable QCOM device", "QCOM did not open")): raise
+    print(f"{NOTHING_RAN}{e}", file=sys.stderr)
     return NO_DEVICE
   record: dict[str, Any] = {"test": "qcom_replay", "ok": False, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
   try:
@@ -165,7 +176,9 @@ def run(path: str) -> int:
     record["error"] = f"{type(e).__name__}: {e}"
     traceback.print_exc()
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  pathlib.Path(path).write_text(json.dumps(record, indent=2) + "\n")
+  part = pathlib.Path(f"{path}.part")
+  part.write_text(json.dumps(record, indent=2) + "\n")
+  part.replace(path) # the record of before is there until this one is whole
   return 0 if record["ok"] else 1
 
 # *** pytest
@@ -181,21 +194,27 @@ def test_800_replays_with_other_buffers_each_time_are_exact(dev: str, capfd: pyt
   if not (ASKED and "QCOM_RECORD" in os.environ): target = target.with_stem(f"{target.stem}-{dev.replace(':', '-')}")
   try: # before the work of a minute, not after it
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.touch()
-    target.unlink()
+    if target.is_dir(): raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    tempfile.TemporaryFile(dir=target.parent).close()
   except OSError as e: pytest.fail(f"the record {target} can't be written: {e.strerror}", pytrace=False)
   env = {**os.environ, "DEV": dev, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
   with capfd.disabled(): terminal = (os.dup(2),) if os.isatty(2) else ()
   if terminal: env["QCOM_PROGRESS_FD"] = str(terminal[0])
+  before = target.stat().st_mtime_ns if target.exists() else 0
   done = subprocess.run([sys.executable, __file__, str(target)], env=env, capture_output=True, text=True, timeout=570, pass_fds=terminal)
   for fd in terminal:
     os.write(fd, b"\r\033[K")
     os.close(fd)
-  if done.returncode == NO_DEVICE: (pytest.fail if "QCOM_RECORD" in os.environ else pytest.skip)(done.stderr.strip().splitlines()[0])
-  assert done.returncode == 0, f"{dev}: exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+  written = target.exists() and target.stat().st_mtime_ns != before
+  where = f"record: {target}" if written else f"no record was written, {target} is of an earlier run" if before else "no record was written"
+  if done.returncode == NO_DEVICE:
+    reason = next(line for line in done.stderr.splitlines() if line.startswith(NOTHING_RAN))
+    if "QCOM_RECORD" in os.environ: pytest.fail(f"{reason} ({where})", pytrace=False)
+    pytest.skip(reason)
+  if done.returncode: pytest.fail(f"{dev}: exit status {done.returncode}; {where}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}", pytrace=False)
   record = json.loads(target.read_text())
   assert record["ok"] and record["rung"] == ("virtual" if dev.startswith("MOCK") else "hardware")
   assert record["profiled"]["profiled_kernels"] == REPLAYS * record["profiled"]["kernels_per_replay"]
-  print(f"record: {target}")
+  print(where)
 
 if __name__ == "__main__": sys.exit(run(sys.argv[1]))
