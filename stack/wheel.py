@@ -19,11 +19,16 @@ def changed_files(base: str, head: str) -> dict[str, bytes | None]:
   return {p: None if p in removed else git(TREE, "cat-file", "blob", f"{head}:{p}").stdout for p in paths}
 
 def metadata(text: str, series: Series) -> str:
-  """METADATA of the published wheel, with this version and one line on where it comes from."""
-  head, sep, body = text.partition("\n\n")
-  lines = [f"Version: {version(series)}" if line.startswith("Version: ") else line for line in head.splitlines()]
-  if f"Version: {version(series)}" not in lines: raise Problem("the published wheel's METADATA has no Version line; is base.txt right?")
-  return "\n".join(lines) + sep + f"tinygrad {series.base} with Adreno 630 support through MSM DRM (version {version(series)}).\n\n" + body
+  """METADATA of the published wheel, with this version, and a summary and a description that say what this is: tinygrad's authors did not make it."""
+  ours = f"Version: {version(series)}\nSummary: tinygrad {series.base} with Adreno 630 support through MSM DRM and KGSL; no release of tinygrad's"
+  head, sep, _ = text.partition("\n\n")
+  lines = [line for line in head.splitlines() if line.split(":")[0] not in ("Summary", "Author", "Author-email", "Home-page", "Project-URL")]
+  lines = [ours if line.startswith("Version: ") else line for line in lines]
+  if ours not in lines: raise Problem("the published wheel's METADATA has no Version line; is base.txt right?")
+  return "\n".join(lines) + (sep or "\n\n") + (
+    f"tinygrad {series.base} (https://github.com/tinygrad/tinygrad) and a series of changes, which its authors neither made nor reviewed.\n"
+    "Report what goes wrong to the repository or person that you had this wheel from, not to tinygrad.\n\n"
+    "`python3 -m tinygrad.runtime.support.qcom_doctor` says what a machine lacks, and tests its GPU.\n")
 
 def files(python: str | os.PathLike[str]) -> tuple[Series, dict[str, bytes]]:
   """(series, wheel content by name, RECORD last)."""

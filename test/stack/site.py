@@ -79,7 +79,7 @@ class Site:
     with zipfile.ZipFile(path, "w") as z:
       for name, text in BASE.items():
         if name.startswith("tinygrad/"): z.writestr(name, text)
-      z.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: tinygrad\nVersion: 1.0\n\nabout\n")
+      z.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: tinygrad\nVersion: 1.0\nAuthor: Upstream\n\nabout\n")
       z.writestr(info + "WHEEL", "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
       z.writestr(info + "RECORD", "")
     return hashlib.sha256(path.read_bytes()).hexdigest()

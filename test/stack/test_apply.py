@@ -101,6 +101,8 @@ def test_wheel_installs_runs_and_leaves_nothing(site: Site, tmp_path: pathlib.Pa
   run("-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(target), wheel)
   assert run("-c", "from tinygrad.calc import half; print(half(4))") == "2.0"
   assert run("-c", "import importlib.metadata as m; print(m.version('tinygrad'))") == "1.0+msm.7"
+  about = run("-c", "import importlib.metadata as m; print(m.metadata('tinygrad'))")
+  assert "Upstream" not in about and "no release of tinygrad's" in about and "not to tinygrad." in about, about
   # every installed file is in RECORD, so that an uninstall takes all of it
   listed = {line.split(",")[0] for line in (target / "tinygrad-1.0+msm.7.dist-info/RECORD").read_text().splitlines()}
   assert {str(p.relative_to(target)) for p in target.rglob("*") if p.is_file() and "__pycache__" not in p.parts} <= listed
