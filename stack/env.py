@@ -1,6 +1,6 @@
 """Set-up of this clone: .venv with pinned requirements, the unmodified tinygrad, a C compiler, and the environment that commands run in."""
 from __future__ import annotations
-import collections, contextlib, fcntl, hashlib, os, pathlib, platform, shutil, subprocess, sys, tempfile, threading, time
+import collections, contextlib, fcntl, hashlib, os, pathlib, platform, shutil, subprocess, sys, sysconfig, tempfile, threading, time
 from collections.abc import Iterator, Mapping
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -93,6 +93,9 @@ def run_step(what: str, cmd: list[str | os.PathLike[str]], remedy: str) -> None:
 
 NETWORK = "If this machine has no network: run the same command once where it has, or give pip a local source (PIP_FIND_LINKS, PIP_INDEX_URL)."
 
+MUSL = ("this Python is built for musl (postmarketOS, Alpine), for which there is no Mesa compiler (tinymesa): run this in a glibc container or "
+        "chroot (Debian, Arch) that has the GPU's node, /dev/dri")
+
 def venv() -> None:
   """Creates or updates .venv. Incremental over the hash of the requirement files; an interrupted first install starts again from nothing."""
   want = digest(REQUIREMENTS, NODEPS, salt=sys.version.split()[0])
@@ -100,6 +103,7 @@ def venv() -> None:
   if stamp.is_file() and stamp.read_text() == want: return
   with locked("set-up"):
     if stamp.is_file() and stamp.read_text() == want: return
+    if any("musl" in str(sysconfig.get_config_var(name)) for name in ("SOABI", "HOST_GNU_TYPE")): raise Problem(MUSL)
     fresh = not stamp.is_file() or not PYTHON.exists()
     stamp.unlink(missing_ok=True)
     if fresh:
@@ -149,14 +153,17 @@ def clang() -> str:
     return path
   raise Problem(f"no C compiler for tinygrad's CPU device (tried: {', '.join(n for n in names if n)}). Install clang, or set CC to one that works.")
 
-def environment(extra: Mapping[str, str] | None = None, tree: pathlib.Path = TREE) -> dict[str, str]:
+def environment(extra: Mapping[str, str] | None = None, tree: pathlib.Path = TREE, compiler: bool = True) -> dict[str, str]:
   """What `dev run` and `dev test` add to the user's environment: the built tree first on PYTHONPATH, the chosen compiler, .venv/bin on PATH, and
   the LLVM library of .venv, since whatever LLVM the system has may be too old for tinygrad (LLVM 15 refuses its untyped pointers). Bytecode is
-  kept below build/ even where the user's environment keeps none: tinygrad's bindings take a second to compile, in each of many processes."""
+  kept below build/ even where the user's environment keeps none: tinygrad's bindings take a second to compile, in each of many processes.
+  Without `compiler`, a missing one is left for the command to report."""
   env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
   env["PYTHONPYCACHEPREFIX"] = str(BUILD / "pycache")
   env["PYTHONPATH"] = os.pathsep.join([str(tree), *filter(None, [env.get("PYTHONPATH")])])
-  env["CC"] = clang()
+  try: env["CC"] = clang()
+  except Problem:
+    if compiler: raise
   for name in ("LLVM_PATH", "MESA_PATH"): # tinygrad looks elsewhere, without a word, for a library that is not there
     if (path := env.get(name)) and not os.path.isfile(path): raise Problem(f"{name}={path} is no file. Set it to the library, or unset it")
   if (llvm := VENV / "lib" / "libLLVM.so").exists(): env.setdefault("LLVM_PATH", str(llvm))

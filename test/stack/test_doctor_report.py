@@ -5,7 +5,7 @@ import pytest
 from test.stack.site import ROOT
 
 sys.path.append(str(ROOT))  # behind build/tree, so that tinygrad and test stay those of the built tree
-from stack import series, wheel
+from stack import doctor, env as stack_env, series, wheel
 
 def test_the_report_from_an_installed_wheel(tmp_path: pathlib.Path):
   """The self-test is on the virtual device, so the source tree's `test` is added to what the wheel has; without it, it is not run."""
@@ -37,6 +37,21 @@ def test_dev_doctor_tests_the_virtual_device_where_there_is_no_other():
   virtual = "MOCK" in tests["self-test add"]["facts"]["DEV"]
   assert ("VIRTUAL" in tests["self-test add"]["text"]) == virtual and report["adreno"] != virtual
   assert {f["state"] for f in tests.values()} == {"note" if virtual else "ok"}, "what the virtual device does is not said to be ok of this machine"
+
+def test_dev_doctor_leaves_a_missing_compiler_to_the_report(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+  def none() -> str: raise stack_env.Problem("no C compiler")
+  monkeypatch.setattr(stack_env, "clang", none)
+  monkeypatch.setenv("CC", "no-such-compiler")
+  assert doctor.main(["--json"]) == 1
+  found = {f["subject"]: f for f in json.loads(capfd.readouterr().out)["findings"]}
+  assert found["clang"]["state"] == "problem" and found["Mesa"]["state"] == "ok" and "without a C compiler" in found["self-test"]["text"], found
+  with pytest.raises(stack_env.Problem): stack_env.environment()
+
+def test_musl_is_named_before_anything_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+  monkeypatch.setattr(stack_env, "VENV", tmp_path / "venv")
+  monkeypatch.setattr(stack_env.sysconfig, "get_config_var", {"SOABI": "cpython-312-aarch64-linux-musl"}.get)
+  with pytest.raises(stack_env.Problem, match="musl .postmarketOS, Alpine.*glibc container.*/dev/dri"): stack_env.venv()
+  assert not (tmp_path / "venv").exists()
 
 @pytest.mark.parametrize("module", ["tinygrad.device", "tinygrad.runtime.support.qcom_doctor"])
 def test_a_clone_without_an_installed_tinygrad_says_what_to_run(module: str):

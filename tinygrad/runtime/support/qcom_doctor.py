@@ -5,7 +5,7 @@ Kernel requests are made with raw bytes here, not with the runtime's bindings, s
 Linux 7.2; msm_kgsl.h of the 4.9 kernels. Nothing but the self-test, which is a process of its own, opens the GPU through the runtime.
 """
 from __future__ import annotations
-import contextlib, ctypes, dataclasses, errno, fcntl, glob, grp, importlib.metadata, importlib.util, json, os, pathlib, platform, pwd, re, shutil
+import contextlib, ctypes, dataclasses, errno, fcntl, glob, grp, importlib.metadata, importlib.util, json, os, pathlib, platform, re, shutil
 import stat, struct, subprocess, sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -89,15 +89,11 @@ def chip_finding(subject: str, chip: int | str, facts: dict[str, Any]) -> Findin
     return Finding(subject, "problem", f"chip {chip:#010x} is not supported", f"supported: {known}", facts)
   return Finding(subject, "ok", f"{name}, chip {chip:#010x}", facts=facts)
 
-def who() -> str:
-  try: return pwd.getpwuid(os.getuid()).pw_name
-  except KeyError: return str(os.getuid())
-
 def access_remedy(node: str, st: os.stat_result) -> str:
   """How this user gets to open `node`."""
   try: group = grp.getgrgid(st.st_gid).gr_name
   except KeyError: group = str(st.st_gid)
-  if st.st_mode & stat.S_IWGRP and st.st_gid not in (os.getgid(), *os.getgroups()): return f"sudo usermod -aG {group} {who()}, then log in again"
+  if st.st_mode & stat.S_IWGRP and st.st_gid not in (os.getgid(), *os.getgroups()): return f"sudo usermod -aG {group} $USER, then log in again"
   if not st.st_mode & stat.S_IWGRP:
     rule = f'KERNEL=="{os.path.basename(node)}", GROUP="{group}", MODE="0660"'
     return f"the node is closed to its group {group}; a udev rule such as {rule} opens it"
@@ -129,7 +125,7 @@ def probe(node: str, facts_of: Callable[[str, Ioctl, dict[str, Any]], Finding]) 
     if not asked:
       remedy = access_remedy(node, st) if forbidden else "the driver behind the node is gone or not ready; see dmesg"
       return Finding(node, "problem", f"cannot be opened: {errname(e)} ({facts['mode']})", remedy, facts)
-    remedy = f"the node opens, so its group is right, but {policy()} forbids the request: allow it for {who()}; `dmesg | grep -i denied` has the rule"
+    remedy = f"the node opens, so its group is right, but {policy()} forbids the request: allow it; `dmesg | grep -i denied` has the rule"
     return Finding(node, "problem", f"refuses {REQUESTS.get(asked[-1], hex(asked[-1]))}: {errname(e)}",
                    remedy if forbidden else "not the expected driver; see dmesg", facts)
 
@@ -159,16 +155,23 @@ def asked() -> str:
   """The user's DEV, if it names a real Adreno."""
   return dev if "QCOM" in (dev := os.environ.get("DEV", "")) and "MOCK" not in dev else ""
 
+def container() -> bool:
+  """Docker's and Podman's marks, and what systemd says. A chroot has none."""
+  return any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")))
+
 def devices() -> list[Finding]:
   """One finding per GPU node of this machine, or one that says there is none."""
   found = [probe(node, drm_node) for node in sorted(glob.glob("/dev/dri/renderD*"))]
   if os.path.exists(KGSL_NODE): found.append(probe(KGSL_NODE, kgsl_node))
   if not found:
     text, remedy = "no /dev/dri/renderD* and no /dev/kgsl-3d0", ""
+    problem = True
     if "sdm845" in read("/proc/device-tree/compatible"):
       remedy = "this is an SDM845: enable CONFIG_DRM_MSM, and the gpu node (&gpu, &gmu, zap-shader) in the board's device tree"
     elif asked(): remedy = f"DEV={asked()} needs a machine with an Adreno 630; DEV=MOCKMSM+QCOM is the virtual one of a source tree"
-    found.append(Finding("device nodes", "problem" if remedy else "note", text, remedy))
+    else: problem = False
+    if container(): remedy = "; ".join(filter(None, ["this is a container: pass /dev/dri (or /dev/kgsl-3d0) into it", remedy]))
+    found.append(Finding("device nodes", "problem" if problem else "note", text, remedy))
   return found
 
 def clocks() -> list[Finding]:
@@ -235,7 +238,7 @@ def mesa() -> Finding:
 def host() -> list[Finding]:
   dt = read("/proc/device-tree/compatible")
   found = [Finding("system", "ok", f"{platform.system()} {platform.release()} {platform.machine()}" + (f", {dt}" if dt else ""),
-                   facts={"kernel": platform.release(), "machine": platform.machine(), "user": who(), "groups": sorted(os.getgroups())})]
+                   facts={"kernel": platform.release(), "machine": platform.machine()})]
   release = tuple(int(x) for x in platform.release().split("-")[0].split(".")[:2] if x.isdigit())
   if glob.glob("/sys/module/msm*") and release < (6, 1):
     found.append(Finding("kernel", "problem", f"msm in Linux {platform.release()} is older than what the runtime needs", "Linux 6.1 or newer"))
@@ -289,10 +292,11 @@ def _selftest(dev: str, image: int, what: str, timeout_s: float) -> list[Finding
     out, err, code = done.stdout, done.stderr, done.returncode
   except subprocess.TimeoutExpired as e:
     out, err, code = (e.stdout or b"").decode(), f"no result within {timeout_s:.0f} s: the GPU hangs? See dmesg and the core dump", 1
+  python = "./dev run" if pathlib.Path(__file__).resolve().parents[3].joinpath("dev").is_file() else "python3" # a clone's file, or a package's
   results = {r["test"]: r for line in out.splitlines() if line.startswith('{"test"') for r in [json.loads(line)]}
   lines = err.strip().splitlines()
   said = lines[-1] if lines else f"ended by signal {-code}" if code < 0 else f"status {code}"
-  repeat, found = f"repeat with more output: DEV={dev} IMAGE={image} DEBUG=2 python -m {cmd[2]} --selftest", list[Finding]()
+  repeat, found = f"repeat with more output: DEV={dev} IMAGE={image} DEBUG=2 {python} -m {cmd[2]} --selftest", list[Finding]()
   if "open" not in results:
     return [Finding("self-test", "problem", f"DEV={dev} does not open: {said}", repeat, {"DEV": dev, "stderr": lines[-20:]})]
   passed = "note" if "MOCK" in dev else "ok" # the virtual device says nothing of this machine
@@ -333,14 +337,19 @@ def main(args: list[str]) -> int:
   if not args: print(*map(show, report), sep="\n", flush=True)
   none = Finding("self-test", "note", f"not run: DEV={asked()} can't open, see above" if asked() else "not run: no usable Adreno 630 in this machine")
   adreno = any(f.state == "ok" for f in nodes)
-  for test in selftest(dev) if (dev := choose(nodes)) else [none]:
+  if any(f.state == "problem" and f.subject == "clang" for f in report): none.text, dev = "not run without a C compiler, see above", None
+  else: dev = choose(nodes)
+  for test in selftest(dev) if dev else [none]:
     if not args: print(show(test), flush=True)
     report.append(test)
   problems = [f for f in report if f.state == "problem"]
-  if args: print(json.dumps({"ok": not problems, "adreno": adreno, "findings": [dataclasses.asdict(f) for f in report]}, indent=2))
+  if args:
+    text = json.dumps({"ok": not problems, "adreno": adreno, "findings": [dataclasses.asdict(f) for f in report]}, indent=2)
+    home = os.path.expanduser("~/")
+    print(text.replace(home, "~/") if len(home) > 2 else text) # it goes into public reports
   else:
-    count = f"{len(problems)} problem(s)" if problems else "ok" if adreno else "nothing else is missing"
-    print(f"doctor: {'' if adreno else 'no usable Adreno 630 in this machine; '}{count}")
+    count = f"{len(problems)} problem(s)" if problems else "ok" if adreno else "no other problem"
+    print(f"doctor: {'' if adreno else 'NO RESULT FOR HARDWARE, no usable Adreno 630 in this machine; '}{count}")
   return 1 if problems else 0
 
 if __name__ == "__main__": sys.exit(main(sys.argv[1:]))

@@ -136,7 +136,8 @@ STAGES = {
   SUBMIT: ("Nothing of {work} ran", "run it again"), WAIT: ("Whether {work} ended well is not known", "repeat what raised this"),
   FREE: ("Memory is not released yet", "repeat what raised this"), RENEW: ("The lost context is not replaced yet", "repeat what raised this")}
 REOPEN, REPORT = "Device['QCOM'].reopen() (drops all tensors) or start anew", "report it (docs/failures.md)"
-NO_NODE = "load the GPU's driver (mainline: msm, downstream: kgsl); python3 -m tinygrad.runtime.support.qcom_doctor says what is missing"
+NO_NODE = ("load the GPU's driver (mainline: msm, downstream: kgsl), in a container pass /dev/dri or /dev/kgsl-3d0 into it; "
+           "python3 -m tinygrad.runtime.support.qcom_doctor says what is missing")
 # Cause and what to do, by errno (0: any other), by what was being done and errno, or by these and the kernel. docs/failures.md says more.
 REMEDY:dict[Any, tuple[str, str]] = {
   0: ("", f"{{again}}; if it stays so, {REOPEN}, and {REPORT}"),
@@ -148,7 +149,7 @@ REMEDY:dict[Any, tuple[str, str]] = {
   errno.ETIMEDOUT: ("the GPU is stuck on earlier work", f"{{again}}; if it stays so, {REOPEN}"),
   errno.EBUSY: ("Linux was busy and did not take it", f"{{again}}; if it stays so, {REOPEN}"),
   errno.EMFILE: ("too many files are open", "close some or raise the limit (ulimit -n), then {again}"),
-  (NODE, errno.EACCES): ("this user has no access", "join the node's group (ls -l /dev/dri /dev/kgsl-3d0: usually render or video), log in again"),
+  (NODE, errno.EACCES): ("this user has no access", "join the node's group (ls -l {node}), log in again"),
   (NODE, errno.ENOENT): ("there is no such node", NO_NODE),
   (OPEN, 0): ("", f"reboot or try another Linux, and {REPORT}"),
   (OPEN, errno.ENOMEM): ("Linux is out of memory", "end other programs or add swap, then {again}"),
@@ -296,7 +297,7 @@ class QCOMIface:
         raise self.error(stage, e.errno, self.prefix + req, f" while {doing}") from e
 
   def error(self, stage:str, err:int|None, call:str, doing:str="", work:str="", **said:str) -> QCOMError:
-    """`call` gave `err`. `stage`: what was being done, `work` named; `said`, means= or again=, replaces what is said of the stage."""
+    """`call` gave `err`. `stage`: what was being done, `work` named; `said`: means= or again= in place of the stage's; node= is a path."""
     if stage != NODE and not self.opened: stage, doing = OPEN, f"{doing} of {self.fd.path}"
     elif stage == OPEN: stage = RENEW
     means, again = STAGES[stage]
@@ -304,7 +305,7 @@ class QCOMIface:
     what = f"{cause} ({call} gave {errname(err)}{doing})" if cause else f"{call} gave {errname(err)}{doing}"
     if means:=said.get("means", means): what = means.format(work=work or self.work()) + ": " + what
     return (QCOMMemoryError if err == errno.ENOMEM or (err == errno.ENOSPC and stage not in (OPEN, RENEW)) else QCOMError)(
-      what, do.format(again=said.get("again", again)))
+      what, do.format(again=said.get("again", again), node=said.get("node", "")))
 
   def work(self) -> str:
     """What is in flight, in words."""
@@ -402,7 +403,7 @@ class QCOMIface:
 
   def open_node(self, path:str) -> FileIOInterface:
     try: return self.io(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as e: raise self.error(NODE, e.errno, f"open of {path}") from e
+    except OSError as e: raise self.error(NODE, e.errno, f"open of {path}", node=path) from e
 
   def mapped(self, size:int, offset:int) -> int:
     self.maps[addr:=self.fd.mmap(0, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, offset)] = size
