@@ -15,6 +15,7 @@ import numpy as np
 from tinygrad import Device, Tensor, TinyJit, dtypes
 from tinygrad.dtype import _to_np_dtype
 from tinygrad.helpers import DEBUG, FLOAT16, getenv, tqdm
+from tinygrad.nn.onnx import limit
 import adreno, model_file
 
 FLAGS = ("IMAGE", "FLOAT16", "NOLOCALS", "JIT_BATCH_SIZE", "OPENPILOT_HACKS", "JIT", "BEAM", "NO_MEMORY_PLANNER")
@@ -105,6 +106,7 @@ def worst(got: dict[str, np.ndarray], want: dict[str, np.ndarray], tolerance: fl
   """The largest difference, of each output in units of its largest value if that is above 1. Raises AssertionError beyond `tolerance`."""
   found = 0.0
   for name, w in want.items():
+    if name not in got: raise AssertionError(f"the model gave no output {name!r}, but {', '.join(got)}" + (": unset ONNXLIMIT" if limit >= 0 else ""))
     g, w = got[name].astype(np.float64), np.asarray(w, np.float64)
     if g.shape != w.shape: raise AssertionError(f"output {name!r} is {g.shape}, onnxruntime says {w.shape}")
     if not w.size: continue
@@ -125,7 +127,7 @@ def main(args: argparse.Namespace) -> str:
   model, specs = adreno.load_onnx(args.model, shapes)
   values, flags = contents(specs, pairs(args.input, "--input"), args.seed), {f: os.environ[f] for f in FLAGS if f in os.environ}
   described: dict[str, dict[str, Any]] = {
-    n: {"shape": list(s), "dtype": repr(d).removeprefix("dtypes."), "device": Device.DEFAULT if "img" in n else "NPY"} for n, (s, d) in specs.items()}
+    n: {"shape": list(s), "dtype": np.dtype(_to_np_dtype(d)).name, "device": Device.DEFAULT if "img" in n else "NPY"} for n, (s, d) in specs.items()}
   show(described, flags)
 
   @TinyJit(prune=True)

@@ -45,16 +45,28 @@ def test_from_onnx_to_another_process(model: pathlib.Path) -> None:
   status, text = script("compile_model.py", model, out, "--shape", "img=1,3,12,20", **flags)
   assert status == 0 and "compile_model: ok" in text, text
   assert re.search(r"^  kernels +[1-9]\d*$", text, re.M) and re.search(r"^  copies +1$", text, re.M), text # "state", which lies in host memory
-  assert "inputs                 img float (1, 3, 12, 20) on QCOM, state float (1, 5) on NPY" in text, text
+  assert "inputs                 img float32 (1, 3, 12, 20) on QCOM, state float32 (1, 5) on NPY" in text, text
   np.save(array, np.ones((1, 3, 12, 20), np.float32))
   np.save(wrong := model.with_name("wrong.npy"), np.ones((1, 4, 64, 32), np.uint8))
   np.save(other := model.with_name("other.npy"), np.ones((1, 3, 12, 20), np.int32))
+  np.save(state := model.with_name("state.npy"), np.ones((1, 5), np.float32))
   for dev in (RUN, "MOCKKGSL+QCOM:IR3") if RUN.startswith("MOCKMSM") else (RUN,): # the file is not one kernel's
-    status, text = script("run_model.py", out, "--input", f"img={array}", "--save", outputs, dev=dev)
+    status, text = script("run_model.py", out, "--input", f"img={array}", "--input", f"state={state}", "--save", outputs, dev=dev)
     assert status == 0, text
-    for words in ("VIRTUAL" if dev.startswith("MOCK") else "real", "on QCOM, state float (1, 5) on NPY", "IMAGE=1 FLOAT16=1 NOLOCALS=1"):
+    for words in ("VIRTUAL" if dev.startswith("MOCK") else "real", "on QCOM, state float32 (1, 5) on NPY", "IMAGE=1 FLOAT16=1 NOLOCALS=1"):
       assert words in text, text
     with np.load(outputs) as found: np.testing.assert_array_equal(found["part"], found["out"][:, 2:5])
+  # the page's code, which takes arrays and then two frames of a dma-buf, gives the same
+  if (page := EXAMPLES.parent / "docs" / "models.md").is_file():
+    blocks, seen = re.findall(r"```python\n(.*?)```", page.read_text(), re.S), model.with_name("seen.npz")
+    assert len(blocks) == 2
+    own = "".join(f"{b}\nnp.savez({str(seen)!r}.replace('seen', 'seen{i}'), **outputs)\n" for i, b in enumerate(blocks))
+    (file := model.with_name("own.py")).write_text(own.replace('"model.pkl"', repr(str(out))))
+    status, text = script(str(file), PYTHONPATH=os.pathsep.join([str(EXAMPLES), *(p or os.getcwd() for p in sys.path)]))
+    assert status == 0, text
+    for i in range(2):
+      with np.load(outputs) as want, np.load(model.with_name(f"seen{i}.npz")) as found:
+        for name in ("out", "part"): np.testing.assert_array_equal(found[name], want[name])
   for args, dev, words in (((out,), "CPU", ("m.pkl was compiled for QCOM a630 by IR3", "this process computes on CPU",
                                                    "with DEV=QCOM:IR3, or DEV=MOCKMSM+QCOM:IR3 where")),
                            ((model,), RUN, ("no model file of this version", "compile the model again")),
@@ -99,6 +111,8 @@ def test_what_is_not_compiled(model: pathlib.Path) -> None:
   for option in ("--save", "--json"):
     status, text = script("run_model.py", model, option, out.with_name("none") / "x")
     assert status == 1 and f"run_model: FAILED {option} " in text and "make it first" in text, text
+  status, text = script("compile_model.py", model, out, "--shape", "img=1,3,12,20", ONNXLIMIT="1") # as docs/debugging.md has it
+  assert status == 1 and "the model gave no output 'out', but r: unset ONNXLIMIT" in text, text
   assert not out.exists()
 
 @pytest.mark.parametrize("kind", ["uint8", "int8", "uint16", "int32", "uint32", "int64", "bool", "float16"])
