@@ -86,7 +86,8 @@ def test_a_script_gets_a_table_and_a_drawing(tmp_path):
   done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True)
   assert done.returncode == 0 and float(done.stdout) == 64 * 64 * 65, done.stderr
   lines = [t for t in done.stderr.splitlines() if t.strip()]
-  assert lines[0].startswith("ESTIMATE for an Adreno 630") and "never compared with hardware" in lines[0] and lines[1].startswith("kernel")
+  assert lines[0].startswith("ESTIMATE for an Adreno 630") and "never compared with hardware" in lines[0] and "instructions of one wave" in lines[0]
+  assert lines[1].startswith("kernel")
   names = [t.split()[0] for t in lines[2:-1]]
   assert len(names) >= 2 and sum(float(t.split("%")[0].split()[-1]) for t in lines[2:-1]) == pytest.approx(100, abs=0.1 * len(names))
   texts = [t.text or "" for t in xml.parse(path).iter("{http://www.w3.org/2000/svg}text")]

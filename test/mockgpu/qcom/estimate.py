@@ -94,7 +94,8 @@ class Estimate:
     head = (f"{'kernel':<44}", *map("{:>{}}".format, ("launches", "us each", "share", "bound by", "waves", "alu", "sfu", "tex", "mem", "MB"),
                                      (8, 9, 6, 9, 7, 6, 5, 5, 5, 8)))
     lines = [f"ESTIMATE for an Adreno 630 at {CLOCK_MHZ} MHz, from a model that was never compared with hardware: {total / 1e3:.3f} ms in "
-             f"{sum(k.launches for k in found)} launches of {len(found)} kernels", " ".join(head)]
+             f"{sum(k.launches for k in found)} launches of {len(found)} kernels; "
+             "alu (with moves), sfu, tex, mem: instructions of one wave; MB: of one launch", " ".join(head)]
     for k in found[:rows]:
       per = {c: n / max(1, k.waves) for c, n in k.instructions.items()}  # instructions of a wave
       lines.append(f"{k.name[:44]:<44} {k.launches:>8} {k.us / k.launches:>9.1f} {k.us / total:>6.1%} {max(k.bounds, key=lambda b: k.bounds[b]):>9} "
