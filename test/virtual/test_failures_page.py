@@ -82,3 +82,18 @@ def test_the_page_on_failures_shows_real_messages(monkeypatch):
   missing = [line for line in shown if not any(general(line) in t for t in real)]
   assert not missing, "\n".join(["not a message of the runtime:", *missing, "messages are:", *real])
   assert len(shown) >= 16
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="no docs beside the tests")
+@pytest.mark.parametrize("kind", ["MSM", "KGSL"])
+@pytest.mark.parametrize("raises", [True, False])
+def test_the_hang_to_try(kind, raises):
+  code = PAGE.read_text().split("```python\n")[1].split("```")[0]
+  with virtual(kind, strict=Strict(raise_to_waiter=raises)):
+    x = Tensor(np.arange(3, dtype=np.float32)).realize()
+    Device["QCOM"].synchronize()
+    exec(code, {})
+    bad = (x * 3).realize()
+    if raises:
+      with pytest.raises(qcom.GpuViolation, match="a hang to try"): bad.numpy()
+    assert text(bad.numpy).startswith("QCOM lost 'submit 1 kernels: E_")
+    np.testing.assert_array_equal((x * 3).numpy(), [0, 3, 6])
