@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, seed, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from test.mockgpu import qcom
 from test.qcom_open import opened, virtual
 from tinygrad import Device, Tensor, TinyJit
@@ -48,7 +48,7 @@ class Opened:
     assert not left, f"left after closing: {left}"
 
 def machine_for(kind: str, kept: list[Opened]) -> type[RuleBasedStateMachine]:
-  """`kept`: at most one, for the next sequence."""
+  """`kept`: at most one, for the next sequence. What a sequence draws must not depend on how the device did before, hence no preconditions."""
   class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
       super().__init__()
@@ -97,34 +97,34 @@ def machine_for(kind: str, kept: list[Opened]) -> type[RuleBasedStateMachine]:
       p = Pair(Tensor(self.host(n, seed)), self.host(n, seed))
       if self.attempt(lambda: p.t.realize(), p): self.pairs.append(p)
 
-    @precondition(lambda self: self.pairs)
     @rule(i=st.integers(0, 99))
-    def copy_out(self, i: int) -> None: self.check(self.pairs[i % len(self.pairs)])
+    def copy_out(self, i: int) -> None:
+      if self.pairs: self.check(self.pairs[i % len(self.pairs)])
 
-    @precondition(lambda self: self.pairs)
     @rule(i=st.integers(0, 99), seed=st.integers(0, 100))
     def copy_in(self, i: int, seed: int) -> None:
+      if not self.pairs: return
       p = self.pairs[i % len(self.pairs)]
       new = self.host(p.host.size, seed)
       if self.attempt(lambda: p.t.assign(Tensor(new, device="PYTHON").to("QCOM")).realize(), p): p.host = new
 
-    @precondition(lambda self: self.pairs)
     @rule(i=st.integers(0, 99), lo=st.integers(0, 3))
     def view(self, i: int, lo: int) -> None:
+      if not self.pairs: return
       p = self.pairs[i % len(self.pairs)]
       self.check(Pair(p.t[lo:].contiguous() if lo else p.t.reshape(-1, 1).reshape(-1), p.host[lo:], p.doubt))
 
-    @precondition(lambda self: self.pairs)
     @rule(i=st.integers(0, 99), j=st.integers(0, 99), f=st.integers(0, 2))
     def run(self, i: int, j: int, f: int) -> None:
+      if not self.pairs: return
       x = self.pairs[i % len(self.pairs)]
       y = self.pick(j, x.host.size) or x
       p = Pair(FUNCTIONS[f][0](x.t, y.t), FUNCTIONS[f][1](x.host, y.host), x.doubt or y.doubt)
       if self.attempt(lambda: p.t.realize(), p): self.pairs.append(p)
 
-    @precondition(lambda self: self.pairs)
     @rule(i=st.integers(0, 99), j=st.integers(0, 99))
     def in_place(self, i: int, j: int) -> None:
+      if not self.pairs: return
       x = self.pairs[i % len(self.pairs)]
       y = self.pick(j, x.host.size) or x
       new = x.host + y.host + 1
@@ -140,18 +140,18 @@ def machine_for(kind: str, kept: list[Opened]) -> type[RuleBasedStateMachine]:
         for k in range(2): jit(Tensor(self.host(n, k)).realize())
       if self.attempt(record, weight): self.jits.append((jit, n, f, weight))
 
-    @precondition(lambda self: self.jits)
     @rule(i=st.integers(0, 99), j=st.integers(0, 99), read=st.booleans())
     def replay(self, i: int, j: int, read: bool) -> None:
+      if not self.jits: return
       jit, n, f, weight = self.jits[i % len(self.jits)]
       if (x:=self.pick(j, n)) is None: return
       out: list[Tensor] = []
       if not self.attempt(lambda: out.append(jit(x.t)), weight): return
       if read: self.check(Pair(out[0], FUNCTIONS[f][1](x.host, weight.host), x.doubt or weight.doubt))
 
-    @precondition(lambda self: self.pairs)
     @rule(i=st.integers(0, 99))
-    def free(self, i: int) -> None: del self.pairs[i % len(self.pairs)]
+    def free(self, i: int) -> None:
+      if self.pairs: del self.pairs[i % len(self.pairs)]
 
     @rule(cache=st.booleans())
     def collect(self, cache: bool) -> None:
