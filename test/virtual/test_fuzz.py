@@ -110,6 +110,9 @@ def test_changed_programs() -> None:
   seen = shaders(0, 250)
   assert len(seen) > 6 and seen["ran"] > 10 and seen["unknown_instruction"] > 10, seen
 
+def test_what_long_runs_found() -> None:
+  assert shader(8851) == "unknown_instruction"          # halves of a repeated instruction reached into the address registers: a KeyError
+
 def test_changed_streams() -> None:
   seen = streams(0, 150)
   assert len(seen) > 8 and sum(n for k, n in seen.items() if k.startswith("hang")) > 20 and seen["ok"] > 3, seen

@@ -367,7 +367,7 @@ class Translator:
       wide = {"f16": "f32", "u16": "u32", "s16": "s32", "f32": "f16", "u32": "u16", "s32": "s16"}[res]
       lane = cov_lane(res, wide, self.cov_round)
       assert lane is not None
-      plain = o.kind == "gpr" and not special and not (want == "h" and self.merged)
+      plain = o.kind == "gpr" and num < REG_A0 and not special and not (want == "h" and self.merged)
       new = special or (self.slots[want, num] if plain else self._temp(want))
       self.emit(lane.key, pc, d=new, a=target)
       target = new
