@@ -47,13 +47,15 @@ def test_without_any_device_one_error_gives_the_reason_of_each_interface():
   qcom.configure()
   with opened("QCOM:IR3", PROBED): works()
 
-def test_a_record_outlives_a_run_that_does_not_open(tmp_path):
+@pytest.mark.parametrize("settings,reason", [({"nodes": []}, "QCOM did not open: there is no msm render node"),
+                                             ({"chip_id": 0x06040001}, "chip_id=0x06040001 is not supported")])
+def test_a_record_outlives_a_run_that_does_not_open(tmp_path, settings, reason):
   (record := tmp_path / "record.json").write_text("{}")
-  env = {**os.environ, "DEV": "MOCKMSM+QCOM:IR3", "QCOM_RECORD": str(record), "QCOM_MOCK": json.dumps({"nodes": []})}
+  env = {**os.environ, "DEV": "MOCKMSM+QCOM:IR3", "QCOM_RECORD": str(record), "QCOM_MOCK": json.dumps(settings)}
   path = importlib.util.find_spec("test.device.test_qcom_replay").origin
   done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path], env=env, capture_output=True, text=True, timeout=120)
   assert done.returncode == 1 and record.read_text() == "{}" and list(tmp_path.iterdir()) == [record], done.stdout
-  assert "nothing ran: QCOM did not open: there is no msm render node" in done.stdout and "is of an earlier run" in done.stdout, done.stdout
+  assert f"nothing ran: {reason}" in done.stdout and "is of an earlier run" in done.stdout, done.stdout
   assert "Traceback" not in done.stdout and len(done.stdout.splitlines()) < 12, done.stdout
 
 def test_mock_interfaces_are_never_a_fallback():
