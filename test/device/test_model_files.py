@@ -10,7 +10,7 @@ from tinygrad.helpers import DEV
 
 onnx = pytest.importorskip("onnx")
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
-ASKED = os.environ.get("DEV", "")
+ASKED = repr(DEV) # the environment may have what another test module took as the default
 RUN = ASKED if DEV.device == "QCOM" else "MOCKMSM+QCOM:IR3" if not ASKED else ""
 pytestmark = [pytest.mark.skipif(not RUN, reason=f"DEV={ASKED} is not an Adreno"),
               pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are not in this tree")]

@@ -20,7 +20,7 @@ SAMPLE = {
   "shapes": "slice_default_steps reflect_pad tile depthtospace_crd_mode_example concat_2d_axis_1 split_equal_parts_2d",
   "sampling": "resize_downsample_scales_cubic_A_n0p5_exclude_outside upsample_nearest",
   "types": "dequantizelinear_axis quantizelinear isinf"}
-ASKED = os.environ.get("DEV", "")
+ASKED = repr(DEV) # the environment may have what another test module took as the default
 DEVICES = [ASKED] if DEV.device == "QCOM" else ["MOCKMSM+QCOM:IR3", "MOCKKGSL+QCOM:IR3"] if not ASKED else []
 
 @pytest.mark.skipif(not DEVICES, reason=f"DEV={ASKED} is not an Adreno")

@@ -184,7 +184,7 @@ def run(path: str) -> int:
 
 # *** pytest
 
-ASKED = os.environ.get("DEV", "")
+ASKED = repr(DEV) # the environment may have what another test module took as the default
 DEVICES = [ASKED] if DEV.device == "QCOM" else ["MOCKMSM+QCOM:IR3", "MOCKKGSL+QCOM:IR3"] if not ASKED else []
 
 @pytest.mark.skipif(not DEVICES, reason=f"DEV={ASKED} is not an Adreno")

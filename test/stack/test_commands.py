@@ -98,6 +98,14 @@ def test_help_lists_the_commands_that_there_are():
   table = re.findall(r"^\| `dev (\w+)", (ROOT / "README.md").read_text(), re.M)
   assert sorted(table) == sorted(cli.COMMANDS)
 
+def test_the_suite_does_not_skip_the_device_tests() -> None:
+  """tinygrad puts the default device into DEV of the environment as soon as a test module asks for it."""
+  code = f"import os, runpy; from tinygrad import Device; Device.DEFAULT; assert os.environ['DEV']; print(*(bool(m.get('DEVICES', m.get('RUN')) or " \
+         f"m.get('RUNS')) for m in (runpy.run_path(p) for p in {[str(p) for p in (TREE / 'test' / 'device').glob('test_*.py')]!r}) if 'ASKED' in m))"
+  env = {**{k: v for k, v in os.environ.items() if k != "DEV"}, "PYTHONPATH": os.pathsep.join([str(TREE), os.environ.get("PYTHONPATH", "")])}
+  done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+  assert done.stdout.split() == ["True"] * 4, done.stdout + done.stderr
+
 def test_the_workflow_runs_local_commands_with_time_limits():
   """Every part of `dev test`, and the other checks. Actions are pinned by commit. GitHub's schema is checked by hand: no YAML parser is required."""
   text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
