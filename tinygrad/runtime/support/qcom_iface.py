@@ -622,6 +622,7 @@ def kgsl_flag(name:str, val:int) -> int: return (val << getattr(kgsl, f"{name}_S
 class KGSLIface(QCOMIface):
   """Downstream Linux (msm-4.9 to 5.4), drivers/gpu/msm/kgsl. Every mapped buffer is visible to every submit, at its CPU address."""
   kind, api, prefix, submit_name, node = "KGSL", kgsl, "IOCTL_KGSL_", "GPU_COMMAND", "/dev/kgsl-3d0"
+  HUNG = "a hang or a page fault" # what KGSL tells apart by the reset status only
   renderers = [QCOMCLRenderer, IR3Renderer] if ARM64 else [IR3Renderer, QCOMCLRenderer] # the vendor's compiler is an arm64 library
   submit_src = """static int kernel_submit(struct queue* q, struct alloc* ib, u64 addr, u64 size, u32 nbos, u32 shared) {
   AT(u64, q->cmd, kgsl_command_object_gpuaddr) = addr; AT(u64, q->cmd, kgsl_command_object_size) = size;
@@ -704,7 +705,7 @@ class KGSLIface(QCOMIface):
       if (err:=getattr(e.__cause__, "errno", None)) == errno.ETIMEDOUT: return False
       if err not in (errno.EDEADLK, errno.ENOENT): raise
       with self.live.lock: # another thread may have replaced the context since
-        if ctx == self.ctx: self.dead = f"a hang or a page fault (IOCTL_KGSL_DEVICE_WAITTIMESTAMP_CTXTID gave {errname(err)})"
+        if ctx == self.ctx: self.dead = f"{self.HUNG} (IOCTL_KGSL_DEVICE_WAITTIMESTAMP_CTXTID gave {errname(err)})"
     return True
 
   def lost(self) -> str|None:
@@ -712,7 +713,7 @@ class KGSLIface(QCOMIface):
     stat = ctypes.c_uint32(self.ctx)
     self.ioctl("DEVICE_GETPROPERTY", WAIT, "reading the reset status", type=kgsl.KGSL_PROP_GPU_RESET_STAT, value=ctypes.addressof(stat), sizebytes=4)
     if stat.value == kgsl.KGSL_CTX_STAT_NO_ERROR: return self.dead or None
-    return f"a hang or a page fault ({kgsl.enum_kgsl_ctx_reset_stat.get(stat.value, f'reset status {stat.value}')})"
+    return f"{self.HUNG} ({kgsl.enum_kgsl_ctx_reset_stat.get(stat.value, f'reset status {stat.value}')})"
 
   def dump(self) -> str: return "If Linux made a dump, it is in /sys/class/kgsl/kgsl-3d0/snapshot/dump (root)"
 
@@ -724,7 +725,7 @@ class KGSLIface(QCOMIface):
     with contextlib.suppress(QCOMError): self.ioctl("DRAWCTXT_DESTROY", FREE, "dropping the lost context", drawctxt_id=old)
 
   def submit_error(self, name:str, parts:int) -> QCOMError:
-    if (err:=self.queue.error) in (errno.EDEADLK, errno.ENOENT): self.dead = "a hang or a page fault"
+    if (err:=self.queue.error) in (errno.EDEADLK, errno.ENOENT): self.dead = self.HUNG
     e = super().submit_error(name, parts)
     if err == errno.EPROTO: # an earlier one faulted; this one is queued all the same, without its timestamp being told
       self.queue.fence = self.ioctl("CMDSTREAM_READTIMESTAMP_CTXTID", WAIT, "looking for what is queued", context_id=self.ctx,
