@@ -91,11 +91,14 @@ def test_two_clients_of_one_kernel_do_not_see_each_other(kind):
            {k: v for k, v in before.items() if k not in ("fences", "pending")}
     for i in range(3): np.testing.assert_array_equal(f(xs[i]).numpy(), host(i) + 5)
 
-FAILING = "m.config.fail = {k: {range(1, 10**6): 22} for k in ('WAIT_FENCE', 'DEVICE_WAITTIMESTAMP_CTXTID')}"
+FAILING = "{k: {range(1, 10**6): 22} for k in ('WAIT_FENCE', 'DEVICE_WAITTIMESTAMP_CTXTID')}"
+KEEPING = "{k: {range(1, 10**6): 22} for k in ('GEM_CLOSE', 'GPUOBJ_FREE')}"
+MACHINE = "from test.mockgpu import qcom; m = qcom.current()"
 EXITS = {"normally, with work in flight": "f(x)", "by sys.exit": "f(x); import sys; sys.exit(3)", "by an exception": "f(x); raise ValueError('mine')",
          "by os._exit": "f(x); import os; os._exit(4)", "before the first kernel": "pass",
          "while a thread replays": "import threading; threading.Thread(target=lambda: [f(x) for _ in range(300)]).start()",
-         "after an error nobody waited for": f"from test.mockgpu import qcom; m = qcom.current(); {FAILING}; f(x)"}
+         "after an error nobody waited for": f"{MACHINE}; m.config.fail = {FAILING}; f(x)",
+         "after a release that failed": f"{MACHINE}; y = Tensor([1.] * 70000).realize(); m.config.fail = {KEEPING}; f(x); del y"}
 
 @pytest.mark.parametrize("how", EXITS)
 def test_an_exit_at_any_point_says_nothing_misleading(how):
@@ -107,13 +110,15 @@ def test_an_exit_at_any_point_says_nothing_misleading(how):
     if {how != 'before the first kernel'}:
       for _ in range(3): f(x)
       Device.default.synchronize()
-    {EXITS[how]}""")
+    {EXITS[how]}""", **{"LRU": "0"} if "release" in how else {})
   out, err = p.communicate(timeout=240)
   code = {"by sys.exit": 3, "by an exception": 1, "by os._exit": 4}.get(how, 0)
   assert p.returncode == code, (p.returncode, err)
   if how == "by an exception": assert re.findall(r"^\w*Error.*", err, re.M) == ["ValueError: mine"], err
   else: assert not err, err
-  if "nobody waited" in how: assert len(out.splitlines()) == 1 and "EINVAL" in out and "had read is right" in out and "Do:" in out, out
+  told = {"nobody waited": "had read is right.*EINVAL", "release": "results are right.*EINVAL while freeing 282624 bytes"}
+  if expected:=[t for k, t in told.items() if k in how]:
+    assert len(out.splitlines()) == 1 and re.search(expected[0], out) and "Do:" in out and "reopen" not in out, out
   else: assert not out, out
 
 def test_kill_9_of_one_process_does_not_disturb_another(kind):

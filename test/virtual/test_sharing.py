@@ -133,6 +133,18 @@ def test_a_beam_search_in_little_address_space():
     a = np.ones((16, 40), np.float32)
     np.testing.assert_array_equal((Tensor(a) + 1).numpy(), a + 1)
 
+@pytest.mark.parametrize("image", (0, 1))
+def test_a_kernel_with_more_than_4_gib_of_addresses(image):
+  """msm's module parameter address_space_size, and kernels that are patched: addresses of 35 bits, in descriptors, streams and shaders."""
+  with Context(IMAGE=image), virtual("MSM", va_size=64 << 30) as (machine, dev):
+    room = [dev.allocator.alloc(1 << 30) for _ in range(12)]
+    a, b = (Tensor(np.arange(64 * 64, dtype=np.float32).reshape(64, 64) % n).realize() for n in (5, 7))
+    assert min(int(t.uop.buffer._buf.va_addr) for t in (a, b)) >= 4 << 32
+    f = TinyJit(lambda a, b: (a @ b + 1).realize())
+    want = (np.arange(64 * 64) % 5).reshape(64, 64) @ (np.arange(64 * 64) % 7).reshape(64, 64) + 1
+    for _ in range(3): np.testing.assert_array_equal(f(a, b).numpy(), want)
+    del room
+
 @pytest.mark.parametrize("what,settings,words", [("addresses", {"va_size": 12 << 20}, "address space.*ENOSPC.*Do: free tensors"),
                                                  ("memory", {"memory": 12 << 20}, "out of memory.*ENOMEM.*Do: free tensors")])
 def test_addresses_and_memory_that_run_out_are_told_apart(what, settings, words):

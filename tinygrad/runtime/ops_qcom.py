@@ -16,8 +16,8 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tinygrad.runtime.support.hcq2 import HCQ_RUNTIME_DEV, HCQ2Compiled, HCQAllocator, HCQInfo, make_buf, make_call
 from tinygrad.runtime.support.hcq2 import get_submit, make_binary_patch, make_patches, make_submit
 from tinygrad.runtime.support.memory import TLSFAllocator
-from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, CLOSED, LOST, NO_NODE, PATCH, REF, REF_INPUT, REF_OWN, REF_READ, REF_WRITTEN
-from tinygrad.runtime.support.qcom_iface import REOPEN, REPORT, SEG, QCOMError, QCOMIface, ifaces
+from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, CLOSED, FREE, LOST, NO_NODE, PATCH, REF, REF_INPUT, REF_OWN, REF_READ
+from tinygrad.runtime.support.qcom_iface import REF_WRITTEN, REOPEN, REPORT, SEG, QCOMError, QCOMIface, ifaces
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat, sint
 from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime
 from tinygrad.engine.realize import runtime_cache, view_base
@@ -838,9 +838,10 @@ class QCOMDevice(HCQ2Compiled):
   def finalize(self):
     if os.getpid() != self.iface.pid: return
     try: self.synchronize()
-    except RuntimeError as e:
-      print(f"{self.device} failed at exit: what the program had read is right, what it had not is lost. {getattr(e, 'what', e)}. "
-            f"Do: if results are missing, run the program again; if it recurs, look at dmesg and {REPORT}")
+    except RuntimeError as e: # a release that failed is the only one: it was made after all work had ended, and no work was taken since
+      left, do = ("the program's results are right, its memory goes with it", "nothing") if getattr(e, "stage", "") == FREE else \
+                 ("what the program had read is right, what it had not is lost", "if results are missing, run the program again")
+      print(f"{self.device} failed at exit: {left}. {getattr(e, 'what', e)}. Do: {do}; if it recurs, look at dmesg and {REPORT}")
     Compiled.finalize(self)
     if DEBUG >= 2 and (n:=self.queue.submits):
       print(f"{self.device}: {n} submits, {self.queue.nbos / n:.1f} buffers and {self.queue.nbytes / n:.0f} bytes of commands in each, "

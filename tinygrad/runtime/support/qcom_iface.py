@@ -120,10 +120,10 @@ static int do_ioctl(struct queue* q) {
 ARM64 = platform.machine().lower() in ("aarch64", "arm64")
 
 class QCOMError(RuntimeError):
-  """`what`: what failed, by which cause, and what is left of results and device. `do`: what to do about it."""
-  def __init__(self, what:str, do:str):
+  """`what`: what failed, by which cause, and what is left of results and device. `do`: what to do about it. `stage`: of STAGES, if a call failed."""
+  def __init__(self, what:str, do:str, stage:str=""):
     super().__init__(what, do)
-    self.what, self.do = what, do
+    self.what, self.do, self.stage = what, do, stage
   def __str__(self): return f"{self.what}. Do: {self.do}"
 class QCOMMemoryError(QCOMError, MemoryError):
   """Memory or addresses ran out."""
@@ -143,7 +143,7 @@ REMEDY:dict[Any, tuple[str, str]] = {
   0: ("", f"{{again}}; if it stays so, {REOPEN}, and {REPORT}"),
   errno.EACCES: ("a container, sandbox or SELinux denies it, not the node's group", "allow it there (SELinux: dmesg has avc: denied), then {again}"),
   errno.ENOMEM: ("Linux is out of memory", "free tensors, end other programs or add swap, then {again}"),
-  errno.ENOSPC: ("the GPU's address space is full", "free tensors, all of them together have 4 GiB of GPU addresses, then {again}"),
+  errno.ENOSPC: ("the GPU's address space is full", "free tensors, all of them together share it (mainline: 4 GiB), then {again}"),
   errno.ENODEV: ("the GPU or its driver is gone, dmesg says why", REOPEN),
   errno.EDEADLK: ("the GPU hung or faulted on earlier work", "{again}, the device takes new work; if it recurs, QCOM_DEBUG=sync names the kernel"),
   errno.ETIMEDOUT: ("the GPU is stuck on earlier work", f"{{again}}; if it stays so, {REOPEN}"),
@@ -305,7 +305,7 @@ class QCOMIface:
     what = f"{cause} ({call} gave {errname(err)}{doing})" if cause else f"{call} gave {errname(err)}{doing}"
     if means:=said.get("means", means): what = means.format(work=work or self.work()) + ": " + what
     return (QCOMMemoryError if err == errno.ENOMEM or (err == errno.ENOSPC and stage not in (OPEN, RENEW)) else QCOMError)(
-      what, do.format(again=said.get("again", again), node=said.get("node", "")))
+      what, do.format(again=said.get("again", again), node=said.get("node", "")), stage)
 
   def work(self) -> str:
     """What is in flight, in words."""
@@ -552,7 +552,7 @@ class MSMIface(QCOMIface):
     return self.ioctl("MSM_GET_PARAM", OPEN, f"reading {name}", pipe=msm_drm.MSM_PIPE_3D0, param=getattr(msm_drm, f"MSM_PARAM_{name}")).value
 
   def _alloc(self, size:int) -> HCQBuffer:
-    if size >= 1 << 32: raise QCOMMemoryError(f"{size} bytes don't fit the 4 GiB address space of an Adreno 630", "use smaller tensors")
+    if size >= 1 << 32: raise QCOMMemoryError(f"{size} bytes are too many for one buffer, which has to be below 4 GiB", "use smaller tensors")
     h = self.ioctl("MSM_GEM_NEW", MEMORY, f"allocating {size} bytes", size=size, flags=msm_drm.MSM_BO_WC).handle
     try:
       iova = self.ioctl("MSM_GEM_INFO", MEMORY, "reserving a GPU address", handle=h, info=msm_drm.MSM_INFO_GET_IOVA).value
