@@ -16,8 +16,8 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tinygrad.runtime.support.hcq2 import HCQ_RUNTIME_DEV, HCQ2Compiled, HCQAllocator, HCQInfo, make_buf, make_call
 from tinygrad.runtime.support.hcq2 import get_submit, make_binary_patch, make_patches, make_submit
 from tinygrad.runtime.support.memory import TLSFAllocator
-from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, CLOSED, FREE, LOST, NO_NODE, PATCH, REF, REF_INPUT, REF_OWN, REF_READ
-from tinygrad.runtime.support.qcom_iface import REF_WRITTEN, REOPEN, REPORT, SEG, QCOMError, QCOMIface, ifaces
+from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, CLOSED, FREE, LOST, NO_NODE, OUTDATED, PATCH, REF, REF_FIRST, REF_INPUT
+from tinygrad.runtime.support.qcom_iface import RECURS, REF_OWN, REF_READ, REF_WRITTEN, REOPEN, REPORT, SEG, QCOMError, QCOMIface, ifaces
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat, sint
 from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime
 from tinygrad.engine.realize import runtime_cache, view_base
@@ -368,7 +368,8 @@ class Encoder:
     self.ib.add(s, {"code": code, "args": args, **({"scratch": scratch} if scratch is not None else {})})
     if ts: self.ib.timestamp(ts[1])
     if debugging("flush"): self.ib.flush(Addr(None, 0))
-    for idxs,flag in ((ins, REF_READ), (outs, REF_WRITTEN), (own, REF_OWN)):
+    for r in [self.refs[bufs[i].buf] for i in ins]: self.flags[r] |= REF_READ if self.flags[r] & REF_WRITTEN else REF_READ | REF_FIRST
+    for idxs,flag in ((outs, REF_WRITTEN), (own, REF_OWN)):
       for i in idxs: self.flags[self.refs[bufs[i].buf]] |= flag
 
   def finish(self, timeline:Addr) -> Encoder:
@@ -566,6 +567,7 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
 # *****************
 # 5. the device
 
+LOST_WORK = "compute again what was in flight, on new contents where that updates in place"
 KEPT = 256        # so many runs are remembered without anybody waiting, if half of them are over
 CLOCK_PROBES = 10 # the tightest bounds of so many are good to about half of what a submit and its wait take
 
@@ -700,8 +702,8 @@ class QCOMDevice(HCQ2Compiled):
     try: self.synchronize()
     except QCOMError as other:
       if not self.inflight: # what does not end is told by the next wait
-        return QCOMError(f"{e.what}. {other.what}", f"compute again what was in flight, then {e.do}")
-    return e
+        return QCOMError(f"{e.what}. {other.what}", f"{LOST_WORK}, then {e.do.replace('run it', f'run {run.name!r}')}")
+    return QCOMError(f"{e.what}. The results of earlier work had all arrived", e.do) if RECURS in e.do and not self.inflight else e
 
   def prune(self):
     """Forgets the oldest of what was submitted, if it is over: who never waits for all of it shall not keep it for ever."""
@@ -712,13 +714,17 @@ class QCOMDevice(HCQ2Compiled):
   def lose(self, buf:Buffer):
     """Nothing wrote `buf` although somebody asked for it: it must not be read before somebody does."""
     if not buf.is_allocated(): buf.base.allocate(opaque=HCQBuffer(LOST, buf.base.nbytes, owner=self))
-    elif (a:=self.iface.live.find(int(buf.base.get_buf(self.device).va_addr))) is not None: a.tainted = BEYOND_REPAIR
-  def lose_batch(self, call:UOp, ast:UOp, inputs:list[int]):
+    elif (a:=self.iface.live.find(int(buf.base.get_buf(self.device).va_addr))) is not None: a.tainted = a.tainted or OUTDATED
+  def lose_batch(self, call:UOp, ast:UOp, inputs:list[int], half:bool):
+    """`call`, a linked batch, did not run. `half`: some of what belongs to it did, so that what it updates in place is neither old nor new."""
     if not (batch:=self.bind(call, ast)[2])[ID]: self.queue.batches = batch[ID] = self.queue.batches + 1
-    self.taint(Run(0, call.arg.name, batch, inputs))
+    for addr,flags in Run(0, call.arg.name, batch, inputs).written():
+      if (half or not flags & REF_FIRST) and (a:=self.iface.live.find(addr)) is not None and a.tainted in (0, OUTDATED): a.tainted = batch[ID]
   def taint(self, run:Run):
-    for addr,taint in run.written():
-      if (a:=self.iface.live.find(addr)) is not None: a.tainted = taint if a.tainted in (0, taint) else BEYOND_REPAIR
+    """The contents of what `run` was to write are undefined. It can run again, but not on what it was already updating in place."""
+    for addr,flags in run.written():
+      if (a:=self.iface.live.find(addr)) is None: continue
+      a.tainted = run.batch[ID] if not flags & REF_READ and a.tainted in (0, OUTDATED, run.batch[ID]) else BEYOND_REPAIR
 
   # *** waiting ***
 
@@ -757,7 +763,8 @@ class QCOMDevice(HCQ2Compiled):
     if len(self.inflight) == 1 and run.batch[NSEGS] == 1 and self.retired(run.timeline) and not self.iface.dead: return # nothing else could be lost
     if (why:=self.iface.lost()) is None and not self.retired(run.timeline): why = "it retired without running to its end"
     if why is None: return
-    lost, progress = next((r for r in self.inflight if not self.retired(r.timeline)), run), self._progress(run)
+    lost = next((r for r in self.inflight if not self.retired(r.timeline)), next((r for r in self.inflight if not r.rejected), run))
+    progress = self._progress(run)
     for r in self.inflight: self.taint(r)
     # fences retire in order: the last one stands for all. If it does not, they are waited for again, and nothing is freed
     if not self.iface.wait(cast(int, self.inflight[-1].fence), int(self.wait_timeout_ms)):
@@ -767,7 +774,7 @@ class QCOMDevice(HCQ2Compiled):
     self.prof_ents.clear()
     self.done[0] = self.queue.timeline & 0xffffffff
     raise QCOMError(f"{self.device} lost {lost.name!r}: {why}. Results in flight are refused. {progress}",
-                    "compute again what was in flight, the device takes new work; if it recurs, QCOM_DEBUG=sync names the kernel")
+                    f"{LOST_WORK}, the device takes new work; {RECURS}")
 
   def synchronize(self, timeout:int|None=None):
     self.iface.check_process()
@@ -841,7 +848,8 @@ class QCOMDevice(HCQ2Compiled):
     except RuntimeError as e: # a release that failed is the only one: it was made after all work had ended, and no work was taken since
       left, do = ("the program's results are right, its memory goes with it", "nothing") if getattr(e, "stage", "") == FREE else \
                  ("what the program had read is right, what it had not is lost", "if results are missing, run the program again")
-      print(f"{self.device} failed at exit: {left}. {getattr(e, 'what', e)}. Do: {do}; if it recurs, look at dmesg and {REPORT}")
+      more = RECURS if RECURS in getattr(e, "do", "") else f"if it recurs, look at dmesg and {REPORT}"
+      print(f"{self.device} failed at exit: {left}. {getattr(e, 'what', e)}. Do: {do}; {more}")
     Compiled.finalize(self)
     if DEBUG >= 2 and (n:=self.queue.submits):
       print(f"{self.device}: {n} submits, {self.queue.nbos / n:.1f} buffers and {self.queue.nbytes / n:.0f} bytes of commands in each, "
@@ -854,7 +862,6 @@ class Run:
     self.fence:int|None = None
     self.rejected = False # the kernel took less than all of it
   def written(self) -> list[tuple[int, int]]:
-    """Addresses the batch writes, and what taints them if it is lost: the batch can run again, but not on what it was already updating in place."""
-    refs, taint = to_mv(self.batch[BATCH.index("refs")], REF.size * self.batch[NREFS]), self.batch[ID]
-    return [(self.inputs[i] if f & REF_INPUT else addr, BEYOND_REPAIR if f & REF_READ else taint)
-            for addr,i,f,_ in REF.iter_unpack(refs) if f & REF_WRITTEN]
+    """Addresses the batch writes, and the flags of these refs."""
+    refs = to_mv(self.batch[BATCH.index("refs")], REF.size * self.batch[NREFS])
+    return [(self.inputs[i] if f & REF_INPUT else addr, f) for addr,i,f,_ in REF.iter_unpack(refs) if f & REF_WRITTEN]

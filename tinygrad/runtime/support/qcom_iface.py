@@ -25,11 +25,14 @@ FIELDS = {name: [(n, typ or "u64") for n,_,typ in (f.partition(":") for f in fie
   "queue": "ioctl errno_fn flush fd request arg cmd allocs nallocs marks bos inputs serial timeline fence error error_arg submits batches "
            "nbos nbytes hook",                  # nbos, nbytes: listed buffers and bytes of IBs of all submits
 }.items()}
-REF_READ, REF_WRITTEN, REF_INPUT, REF_OWN = 1, 2, 4, 8 # flags of a ref: its contents matter; written; its address is inputs[input]; this capture's
+# flags of a ref: its contents matter; written; its address is inputs[input]; this capture's; read before anything in the batch writes it
+REF_READ, REF_WRITTEN, REF_INPUT, REF_OWN, REF_FIRST = 1, 2, 4, 8, 16
 NOT_LIVE, TAINTED, MISALIGNED = 1001, 1002, 1003       # errors of the submitter's own, beside the kernel's errnos
 QUEUED = errno.EPROTO                                  # KGSL: an earlier submit faulted; this one is queued all the same
-BEYOND_REPAIR = (1 << 64) - 1                          # tainted by more than a batch that can run again
-C_NUMBERS = ("REF_READ", "REF_WRITTEN", "REF_INPUT", "REF_OWN", "NOT_LIVE", "TAINTED", "MISALIGNED", "BEYOND_REPAIR", "QUEUED")
+# An allocation is tainted by the id of the batch that is to write it, or else by
+BEYOND_REPAIR, OUTDATED = (1 << 64) - 1, (1 << 64) - 2 # more than a batch that can run again; what did not get as far as a batch, and any may write
+C_NUMBERS = ("REF_READ", "REF_WRITTEN", "REF_INPUT", "REF_OWN", "REF_FIRST", "NOT_LIVE", "TAINTED", "MISALIGNED", "BEYOND_REPAIR", "OUTDATED",
+             "QUEUED")
 
 # The submitter runs without the interpreter lock and allocates nothing. It patches a batch, turns the addresses that the batch references into the
 # kernel's buffer list, and submits. All its state is in CPU memory that Python lays out.
@@ -79,7 +82,7 @@ u64 qcom_submit(struct queue* q, struct batch* b) {
   }
   for (u64 i = 0; i < b->nrefs; i++) {
     struct alloc* a = alloc_of(q, &refs[i]);
-    if ((refs[i].flags & REF_WRITTEN) && (a->tainted == b->id || (refs[i].flags & REF_OWN))) a->tainted = 0;
+    if ((refs[i].flags & REF_WRITTEN) && (a->tainted == b->id || a->tainted == OUTDATED || (refs[i].flags & REF_OWN))) a->tainted = 0;
   }
   b->last = ++q->timeline;
   return 0;
@@ -98,12 +101,13 @@ static struct alloc* alloc_of(struct queue* q, struct ref* r) {
   return ret;
 }
 // Nothing that this batch should have written may be taken for its result until the batch runs again: others may write a part of it only.
-// If it was begun, what it reads and writes is beyond repair.
+// What it updates in place is as before, unless it was begun: then what it reads and writes is beyond repair.
 static u64 fail(struct queue* q, struct batch* b, u64 error, u64 arg, u32 begun) {
   struct ref* refs = (struct ref*)b->refs;
   for (u64 i = 0; i < b->nrefs; i++) {
     struct alloc* a = alloc_of(q, &refs[i]); u64 id = begun && (refs[i].flags & REF_READ) ? BEYOND_REPAIR : b->id;
-    if (a && (refs[i].flags & REF_WRITTEN)) a->tainted = !a->tainted || a->tainted == id ? id : BEYOND_REPAIR;
+    if (!a || !(refs[i].flags & REF_WRITTEN) || (!begun && (refs[i].flags & REF_FIRST))) continue;
+    a->tainted = !a->tainted || a->tainted == OUTDATED || a->tainted == id ? id : BEYOND_REPAIR;
   }
   q->error_arg = arg;
   return q->error = error;
@@ -136,6 +140,7 @@ STAGES = {
   SUBMIT: ("Nothing of {work} ran", "run it again"), WAIT: ("Whether {work} ended well is not known", "repeat what raised this"),
   FREE: ("Memory is not released yet", "repeat what raised this"), RENEW: ("The lost context is not replaced yet", "repeat what raised this")}
 REOPEN, REPORT = "Device['QCOM'].reopen() (drops all tensors) or start anew", "report it (docs/failures.md)"
+RECURS = "if it recurs, QCOM_DEBUG=sync names the kernel"
 NO_NODE = ("load the GPU's driver (mainline: msm, downstream: kgsl), in a container pass /dev/dri or /dev/kgsl-3d0 into it; "
            "python3 -m tinygrad.runtime.support.qcom_doctor says what is missing")
 # Cause and what to do, by errno (0: any other), by what was being done and errno, or by these and the kernel. docs/failures.md says more.
@@ -143,9 +148,9 @@ REMEDY:dict[Any, tuple[str, str]] = {
   0: ("", f"{{again}}; if it stays so, {REOPEN}, and {REPORT}"),
   errno.EACCES: ("a container, sandbox or SELinux denies it, not the node's group", "allow it there (SELinux: dmesg has avc: denied), then {again}"),
   errno.ENOMEM: ("Linux is out of memory", "free tensors, end other programs or add swap, then {again}"),
-  errno.ENOSPC: ("the GPU's address space is full", "free tensors, all of them together share it (mainline: 4 GiB), then {again}"),
-  errno.ENODEV: ("the GPU or its driver is gone, dmesg says why", REOPEN),
-  errno.EDEADLK: ("the GPU hung or faulted on earlier work", "{again}, the device takes new work; if it recurs, QCOM_DEBUG=sync names the kernel"),
+  errno.ENOSPC: ("the GPU's address space is full", "free some tensors (mainline: all share 4 GiB of GPU addresses), then {again}"),
+  errno.ENODEV: ("the GPU or its driver is gone, dmesg says why", f"save what can still be read (.numpy()), then {REOPEN}"),
+  errno.EDEADLK: ("the GPU hung or faulted on earlier work", f"{{again}}, the device takes new work; {RECURS}"),
   errno.ETIMEDOUT: ("the GPU is stuck on earlier work", f"{{again}}; if it stays so, {REOPEN}"),
   errno.EBUSY: ("Linux was busy and did not take it", f"{{again}}; if it stays so, {REOPEN}"),
   errno.EMFILE: ("too many files are open", "close some or raise the limit (ulimit -n), then {again}"),
@@ -158,11 +163,17 @@ REMEDY:dict[Any, tuple[str, str]] = {
   (OPEN, errno.ENXIO): ("the driver has no GPU, usually for want of firmware",
                         "put the file that dmesg names (a630_sqe.fw, a630_gmu.bin or a630_zap.mbn) below /lib/firmware/qcom, reboot"),
   (OPEN, errno.EINVAL, "MSM"): ("", f"try another Linux, 6.1 or newer, and {REPORT}"),
+  (SUBMIT, errno.EPERM): ("Linux forbids it, dmesg says why",
+                          "for want of an IOMMU try another Linux, for avc: denied allow it in SELinux, else in the container; then {again}"),
   (MEMORY, 0): ("", f"{{again}}, all else is as before; if it stays so, {REOPEN}, and {REPORT}"),
   (MEMORY, errno.ENOMEM, "KGSL"): ("Linux is out of memory, or the GPU's address space is full",
                                    "free tensors, end other programs or add swap, then {again}"),
   (MAP, errno.ENOMEM): ("Linux is out of memory, or a limit of this process is reached",
                         "free tensors, add swap, raise ulimit -v or vm.max_map_count, then {again}"),
+  (MAP, errno.ENOMEM, "KGSL"): ("Linux is out of memory, the GPU's address space is full, or a limit of this process is reached",
+                                "free tensors, then {again}; if that does not help, add swap, raise ulimit -v or vm.max_map_count"),
+  (MAP, errno.EACCES): ("SELinux or a sandbox denies it, or Linux takes this memory for another process's",
+                        f"if dmesg has avc: denied, allow it there, then {{again}}; if not, {REOPEN}, and {REPORT}"),
   (MAP, errno.EBUSY): ("Linux is busy with this memory", f"{{again}}, all else is as before; if it stays so, {REOPEN}"),
   (HOST, 0): ("", f"copy it into a tensor instead of Tensor.from_blob, and {REPORT}"),
   (HOST, errno.EOPNOTSUPP): ("Linux can't map this memory", "copy it into a tensor instead of Tensor.from_blob"),
@@ -465,8 +476,9 @@ class QCOMIface:
   submit_name = ""
   def undefined(self, addr:int) -> QCOMError:
     if addr >= LOST: return QCOMError("a buffer has no contents: what should have written it failed, or the device was reopened", "make it anew")
+    again = "" if (a:=self.live.find(addr)) is not None and a.tainted == BEYOND_REPAIR else "run again what was to write it, or "
     return QCOMError(f"the buffer at {addr:#x} was to be written by a submit that failed, its contents are undefined",
-                     "run what writes it again, or copy it again")
+                     f"{again}copy all of it from the host again")
 
   def close(self):
     """Releases queue, handles, mappings and fd. Idempotent, works on a half-opened interface, leaves the parent's device alone in a forked child."""
