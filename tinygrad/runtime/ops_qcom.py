@@ -16,7 +16,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tinygrad.runtime.support.hcq2 import HCQ_RUNTIME_DEV, HCQ2Compiled, HCQAllocator, HCQInfo, make_buf, make_call
 from tinygrad.runtime.support.hcq2 import get_submit, make_binary_patch, make_patches, make_submit
 from tinygrad.runtime.support.memory import TLSFAllocator
-from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, CLOSED, FREE, LOST, NO_NODE, OUTDATED, PATCH, REF, REF_FIRST, REF_INPUT
+from tinygrad.runtime.support.qcom_iface import BATCH, BEYOND_REPAIR, CLOSED, DEAD, FREE, LOST, NO_NODE, OUTDATED, PATCH, REF, REF_FIRST, REF_INPUT
 from tinygrad.runtime.support.qcom_iface import RECURS, REF_OWN, REF_READ, REF_WRITTEN, REOPEN, REPORT, SEG, QCOMError, QCOMIface, ifaces
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat, sint
 from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_call_name, get_call_outs_ins, get_call_var_uops, get_runtime
@@ -493,27 +493,40 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
     if options.external_ptr is not None: return self.dev.iface.map_host(options.external_ptr, size)
     if options.cpu_access and size <= SLAB_MAX: return self._slab_alloc(size)
     buf = self.dev.iface.alloc(size)
-    self.dev.iface.live.add(int(buf.va_addr), size, buf.meta.handle, int(buf.va_addr))
+    try: self.dev.iface.live.add(int(buf.va_addr), size, buf.meta.handle, int(buf.va_addr))
+    except BaseException:
+      self.dev.iface.free(buf)
+      raise
     return buf
 
   def alloc(self, size:int, options:BufferSpec|None=None) -> HCQBuffer:
     self.dev.iface.check_process()
     if options is not None and options.is_external: return self._alloc(size, options) # freeing other memory would not make it possible
-    cached = len(self.cache[(size, options)]) > 0
-    try: buf = super().alloc(size, options)
-    except MemoryError as e: # which tinygrad makes of whatever goes wrong
-      if (c:=e.__cause__) is not None and not isinstance(c, MemoryError): raise c from c.__cause__
-      raise MemoryError(f"{e}: {c}") from c
-    if cached: self.dev.iface.live.rebirth(buf.va_addr)
-    if debugging("poison"):
-      if cached: self.dev.synchronize() # queued work may still use it
-      ctypes.memset(buf.cpu_view().addr, 0xff, size)
+    with (live:=self.dev.iface.live).lock: # of what is cached, each goes to one
+      try: buf = super().alloc(size, options)
+      except MemoryError as e: # which tinygrad makes of whatever goes wrong
+        if (c:=e.__cause__) is not None and not isinstance(c, MemoryError): raise c from c.__cause__
+        raise MemoryError(f"{e}: {c}") from c
+    try:
+      if cached:=(a:=live.find(int(buf.va_addr))) is not None and a.birth == DEAD: live.rebirth(int(buf.va_addr))
+      if debugging("poison"):
+        if cached: self.dev.synchronize() # queued work may still use it
+        ctypes.memset(buf.cpu_view().addr, 0xff, size)
+    except BaseException: # a signal
+      self.free(buf, size, options)
+      raise
     return buf
 
   def free(self, opaque:HCQBuffer, size:int, options:BufferSpec|None=None):
-    if opaque.va_addr >= LOST: return
+    if opaque.va_addr >= LOST or self.dev.iface.pid != os.getpid(): return # in a fork, somebody else may hold the lock for ever
     if options is None or not options.is_external: self.dev.iface.live.rebirth(int(opaque.va_addr), dead=True)
     super().free(opaque, size, options)
+
+  def free_cache(self):
+    """As tinygrad's, but what is freed is out of the cache before, whatever interrupts it."""
+    with self.dev.iface.live.lock:
+      for (_, options),opaques in list(self.cache.items()):
+        while opaques: self._free(opaques.pop(), options if options is not None else BufferSpec())
 
   def _free(self, opaque:HCQBuffer, options:BufferSpec|None=None):
     if self.dev.iface.closed or self.dev.iface.pid != os.getpid(): return
@@ -680,8 +693,8 @@ class QCOMDevice(HCQ2Compiled):
             self.settle()
           if debugging("sync"): self.synchronize()
           return
-        last = next(r for r in self.inflight if r.timeline == batch[LAST])
-      self._wait(last) # the arena is patched in place
+        last = next((r for r in self.inflight if r.timeline == batch[LAST]), None)
+      if last is not None: self._wait(last) # the arena is patched in place
 
   def settle(self):
     """Completes the record of the last submit, which a signal may have kept its caller from. Raises the error of a batch that failed."""
@@ -714,12 +727,16 @@ class QCOMDevice(HCQ2Compiled):
   def lose(self, buf:Buffer):
     """Nothing wrote `buf` although somebody asked for it: it must not be read before somebody does."""
     if not buf.is_allocated(): buf.base.allocate(opaque=HCQBuffer(LOST, buf.base.nbytes, owner=self))
-    elif (a:=self.iface.live.find(int(buf.base.get_buf(self.device).va_addr))) is not None: a.tainted = a.tainted or OUTDATED
+    elif os.getpid() == self.iface.pid:
+      with (live:=self.iface.live).lock:
+        if (a:=live.find(int(buf.base.get_buf(self.device).va_addr))) is not None: a.tainted = a.tainted or OUTDATED
   def lose_batch(self, call:UOp, ast:UOp, inputs:list[int], half:bool):
     """`call`, a linked batch, did not run. `half`: some of what belongs to it did, so that what it updates in place is neither old nor new."""
-    if not (batch:=self.bind(call, ast)[2])[ID]: self.queue.batches = batch[ID] = self.queue.batches + 1
-    for addr,flags in Run(0, call.arg.name, batch, inputs).written():
-      if (half or not flags & REF_FIRST) and (a:=self.iface.live.find(addr)) is not None and a.tainted in (0, OUTDATED): a.tainted = batch[ID]
+    if os.getpid() != self.iface.pid: return
+    with self.iface.live.guarded():
+      if not (batch:=self.bind(call, ast)[2])[ID]: self.queue.batches = batch[ID] = self.queue.batches + 1
+      for addr,flags in Run(0, call.arg.name, batch, inputs).written():
+        if (half or not flags & REF_FIRST) and (a:=self.iface.live.find(addr)) is not None and a.tainted in (0, OUTDATED): a.tainted = batch[ID]
   def taint(self, run:Run):
     """The contents of what `run` was to write are undefined. It can run again, but not on what it was already updating in place."""
     for addr,flags in run.written():
@@ -739,7 +756,7 @@ class QCOMDevice(HCQ2Compiled):
       except QCOMError:
         if run in self.inflight: raise
         return
-      with iface.live.lock:
+      with iface.live.guarded(): # a finalizer that waits would do all of this in the middle of it
         if run not in self.inflight: return
         if over:
           if not self.retired(run.timeline) or run is self.inflight[-1]: self._check(run)
@@ -757,24 +774,28 @@ class QCOMDevice(HCQ2Compiled):
 
   def _check(self, run:Run):
     """`run` and what is before it are over: was all of it done? Nothing that a lost submit should have written may be taken for its result."""
-    if len(self.inflight) == 1 and run.rejected: # the error of the batch has been raised, it has no results
-      if self.iface.lost() is not None: self.iface.recover()
-      return
-    if len(self.inflight) == 1 and run.batch[NSEGS] == 1 and self.retired(run.timeline) and not self.iface.dead: return # nothing else could be lost
-    if (why:=self.iface.lost()) is None and not self.retired(run.timeline): why = "it retired without running to its end"
-    if why is None: return
-    lost = next((r for r in self.inflight if not self.retired(r.timeline)), next((r for r in self.inflight if not r.rejected), run))
-    progress = self._progress(run)
-    for r in self.inflight: self.taint(r)
-    # fences retire in order: the last one stands for all. If it does not, they are waited for again, and nothing is freed
-    if not self.iface.wait(cast(int, self.inflight[-1].fence), int(self.wait_timeout_ms)):
-      raise QCOMError(f"{self.device} lost {lost.name!r}: {why}, and what is in flight does not end. {progress}", f"give it up: {REOPEN}")
-    self.iface.recover()
-    self.inflight.clear()
-    self.prof_ents.clear()
-    self.done[0] = self.queue.timeline & 0xffffffff
-    raise QCOMError(f"{self.device} lost {lost.name!r}: {why}. Results in flight are refused. {progress}",
-                    f"{LOST_WORK}, the device takes new work; {RECURS}")
+    # nothing else could be lost
+    if len(self.inflight) == 1 and run.batch[NSEGS] == 1 and self.retired(run.timeline) and not run.rejected and not self.iface.dead: return
+    with self.iface.live.guarded():
+      why = self.iface.lost()
+      if run not in self.inflight: return # as the handler of a signal may, which nothing keeps out
+      if len(self.inflight) == 1 and run.rejected: # the error of the batch has been raised, it has no results
+        if why is not None: self.iface.recover()
+        return
+      if why is None and not self.retired(run.timeline): why = "it retired without running to its end"
+      if why is None: return
+      lost = next((r for r in self.inflight if not self.retired(r.timeline)), next((r for r in self.inflight if not r.rejected), run))
+      progress = self._progress(run)
+      for r in self.inflight: self.taint(r)
+      # fences retire in order: the last one stands for all. If it does not, they are waited for again, and nothing is freed
+      if not self.iface.wait(cast(int, self.inflight[-1].fence), int(self.wait_timeout_ms)):
+        raise QCOMError(f"{self.device} lost {lost.name!r}: {why}, and what is in flight does not end. {progress}", f"give it up: {REOPEN}")
+      self.iface.recover() # after the tainting: an interrupt before it only means that the loss is told once more
+      self.done[0] = self.queue.timeline & 0xffffffff
+      self.prof_ents.clear()
+      self.inflight.clear()
+      raise QCOMError(f"{self.device} lost {lost.name!r}: {why}. Results in flight are refused. {progress}",
+                      f"{LOST_WORK}, the device takes new work; {RECURS}")
 
   def synchronize(self, timeout:int|None=None):
     self.iface.check_process()
@@ -814,9 +835,11 @@ class QCOMDevice(HCQ2Compiled):
   def drain(self):
     """Waits, where nobody can be told. An error of what does not end is told by the next wait, which waits for the same."""
     with self.keeping():
+      kept, self.kept = self.kept, None
       try: self.synchronize()
       except QCOMError:
         if not self.inflight: raise
+      finally: self.kept = kept or self.kept
 
   def raise_kept(self):
     e, self.kept = self.kept, None
@@ -830,6 +853,7 @@ class QCOMDevice(HCQ2Compiled):
     Closes the device and opens it anew, after trouble that it does not get over. All buffers made before are gone: reading one, and running a capture
     that knows one, raises QCOMError. Raises RuntimeError if the device does not open; it stays closed then, and may be reopened later.
     """
+    if os.getpid() != self.iface.pid: self.iface.check_process()
     with self.iface.live.lock:
       self.iface.close()
       for b in gc.get_objects():

@@ -199,52 +199,56 @@ LOST = 1 << 63 # stands for the address of a buffer that never got any, or whose
 class LiveAllocs:
   """Every allocation the GPU may touch, sorted by GPU address, in the form the C submitter searches. Changed while guarded()."""
   def __init__(self, queue:Queue):
-    self.queue, self.lock, self.starts, self.arr, self.marks = queue, queue.lock, list[int](), (Alloc * 256)(), array.array('Q', [0]) * 256
+    self.queue, self.lock, self.starts, self.marks = queue, queue.lock, list[int](), array.array('Q', [0]) * 256
+    self.arr, self.spare = (Alloc * 256)(), (Alloc * 256)()
     self.reserve(1)
-    self.publish()
+    self.publish([], self.arr, self.marks)
 
   @contextlib.contextmanager
   def guarded(self):
     """Nobody else allocates, frees or submits: no other thread, and no finalizer that the garbage collector runs on this one."""
     with self.lock, disable_gc(): yield
 
-  @contextlib.contextmanager
-  def changing(self):
-    """Around a change. What the submitter reads is where it was moved to, also after an interrupt."""
-    with self.guarded():
-      try: yield
-      finally: self.publish()
-
-  def publish(self):
-    self.queue.allocs, self.queue.nallocs, self.queue.marks = ctypes.addressof(self.arr), len(self.starts), self.marks.buffer_info()[0]
+  def publish(self, starts:list[int], arr:Any, marks:array.array):
+    """A change is made aside. Here it comes into force, and nothing is called in between that a signal could interrupt."""
+    q, n, at, marks_at, spare = self.queue, len(starts), ctypes.addressof(arr), marks.buffer_info()[0], self.spare if arr is self.arr else self.arr
+    q.nallocs, q.allocs, q.marks, self.starts, self.arr, self.spare, self.marks = n, at, marks_at, starts, arr, spare, marks
 
   def reserve(self, nbos:int):
     """Room for a buffer list of `nbos` entries and for `nbos` input addresses."""
     if nbos > getattr(self, "room", 0):
-      self.room = round_up(nbos, 256)
-      self.bos, self.inputs = (U64 * (2 * self.room))(), (U64 * self.room)()
-      self.queue.bos, self.queue.inputs = ctypes.addressof(self.bos), ctypes.addressof(self.inputs)
+      room = round_up(nbos, 256)
+      q, bos, inputs = self.queue, (U64 * (2 * room))(), (U64 * room)()
+      bos_at, inputs_at = ctypes.addressof(bos), ctypes.addressof(inputs)
+      q.bos, q.inputs, self.bos, self.inputs, self.room = bos_at, inputs_at, bos, inputs, room
+
+  def replaced(self, i:int, old:int, *new:Alloc) -> Any:
+    """The spare array with what `arr` has, but `new` in place of `old` entries from `i` on."""
+    n, sz = len(self.starts), ctypes.sizeof(Alloc)
+    arr = self.spare if len(self.spare) >= n + len(new) - old else (Alloc * (2*n))()
+    ctypes.memmove(arr, self.arr, i * sz)
+    for k,a in enumerate(new): arr[i+k] = a
+    ctypes.memmove(ctypes.addressof(arr) + (i + len(new)) * sz, ctypes.addressof(self.arr) + (i + old) * sz, (n - i - old) * sz)
+    return arr
 
   def add(self, start:int, size:int, handle:int, base:int, host:int=0, shared:bool=False):
     """`host`: CPU address of memory that the CPU caches and the GPU doesn't snoop. `shared`: others order their work on it by the kernel's fences."""
-    with self.changing():
-      if (n:=len(self.starts)) == len(self.arr): self.arr = (Alloc * (2*n)).from_buffer_copy(bytes(self.arr) + bytes(ctypes.sizeof(self.arr)))
-      if handle >= len(self.marks): self.marks.extend([0] * (handle + 256 - len(self.marks)))
-      p = (i:=bisect.bisect(self.starts, start)) * (sz:=ctypes.sizeof(Alloc)) + ctypes.addressof(self.arr)
-      ctypes.memmove(p + sz, p, (n - i) * sz)
-      self.starts.insert(i, start)
+    with self.guarded():
+      marks = self.marks if handle < len(self.marks) else self.marks + array.array('Q', [0]) * (handle + 256 - len(self.marks))
       self.queue.serial += 1
-      self.arr[i] = Alloc(start, start + size, base, self.queue.serial, host, 0, handle, shared)
+      i = bisect.bisect(self.starts, start)
+      arr = self.replaced(i, 0, Alloc(start, start + size, base, self.queue.serial, host, 0, handle, shared))
+      self.publish([*self.starts[:i], start, *self.starts[i:]], arr, marks)
 
   def remove(self, start:int):
-    with self.changing():
-      p = (i:=bisect.bisect_left(self.starts, start)) * (sz:=ctypes.sizeof(Alloc)) + ctypes.addressof(self.arr)
-      ctypes.memmove(p, p + sz, (len(self.starts) - i - 1) * sz)
-      del self.starts[i]
+    with self.guarded():
+      i = bisect.bisect_left(self.starts, start)
+      self.publish(self.starts[:i] + self.starts[i+1:], self.replaced(i, 1), self.marks)
 
   def find(self, addr:int) -> Alloc|None:
-    i = bisect.bisect(self.starts, addr) - 1
-    return self.arr[i] if i >= 0 and addr < self.arr[i].end else None
+    starts, arr = self.starts, self.arr
+    i = bisect.bisect(starts, addr) - 1
+    return arr[i] if i >= 0 and addr < arr[i].end else None
 
   def rebirth(self, addr:int, dead:bool=False):
     """An allocation goes to the allocator's cache (dead) or comes out of it as a new one, with no contents to trust or distrust."""
@@ -324,9 +328,9 @@ class QCOMIface:
     return " and ".join(names[:1] + [f"{len(names) - 1} more"] * (len(names) > 1)) or "what was in flight"
 
   def check_process(self):
-    if self.closed and not hasattr(self, "fd"): raise QCOMError("QCOM is closed", "Device['QCOM'].reopen()")
     if os.getpid() != self.pid: raise QCOMError(f"QCOM was opened by process {self.pid}: process {os.getpid()}, a fork of it, can't use it",
                                                 "start workers with spawn, or open QCOM after the fork")
+    if self.closed and not hasattr(self, "fd"): raise QCOMError("QCOM is closed", "Device['QCOM'].reopen()")
 
   def alloc(self, size:int) -> HCQBuffer:
     """`size` bytes, zeroed, readable and writable by GPU and CPU. Raises QCOMMemoryError telling full addresses from full memory."""
@@ -337,6 +341,9 @@ class QCOMIface:
       return buf
     except OSError as e: raise self.error(MAP, e.errno, "mmap", f" while mapping {size} bytes for the CPU") from e
 
+  def undo(self, call:Callable, *args, **kwargs):
+    """Releases what an allocation that failed has got so far. If that fails too, it is tried again later: the caller's error is the one to tell."""
+    with contextlib.suppress(QCOMError): self.release(functools.partial(call, *args, **kwargs))
   def free(self, buf:HCQBuffer): self.release(functools.partial(self._free, buf.meta))
   def _free(self, bo:BO): raise NotImplementedError
   def release(self, call:Callable[[], Any]):
@@ -370,9 +377,9 @@ class QCOMIface:
         raise QCOMError(f"file descriptor {fd} is no DMA-BUF: {e.what}", DMABUFS) from e
       if va is not None:
         try: self.imports[handle] = DMABuf(handle, va, total, os.dup(fd))
-        except OSError:
-          self._drop(handle)
-          raise
+        except OSError as e:
+          self.undo(self._drop, handle)
+          raise self.error(MEMORY, e.errno, "dup", f" while importing file descriptor {fd}") from e
         self.live.add(va, total, handle, va, shared=True)
       (buf:=self.imports[handle]).refs += 1
     view = MMIOInterface(buf.cpu + offset, size, fmt='B') if buf.cpu else None
@@ -402,12 +409,12 @@ class QCOMIface:
       yield
 
   def dmabuf_sync(self, fd:int, flags:int):
-    """Raises OSError. Linux, Documentation/driver-api/dma-buf.rst, CPU access."""
+    """Linux, Documentation/driver-api/dma-buf.rst, CPU access."""
     while True:
       try: fcntl.ioctl(fd, DMA_BUF_IOCTL_SYNC, struct.pack("<Q", flags))
       except OSError as e:
         if e.errno in (errno.EINTR, errno.EAGAIN): continue
-        raise
+        raise self.error(MEMORY, e.errno, "DMA_BUF_IOCTL_SYNC", " before or after the CPU's access to a DMA-BUF") from e
       return
 
   def flush_pointer(self) -> int: return 0
@@ -481,16 +488,19 @@ class QCOMIface:
                      f"{again}copy all of it from the host again")
 
   def close(self):
-    """Releases queue, handles, mappings and fd. Idempotent, works on a half-opened interface, leaves the parent's device alone in a forked child."""
-    if self.closed: return
+    """
+    Releases queue, handles, mappings and fd. Works on a half-opened interface, may be repeated, goes on where it was interrupted, leaves the parent's
+    device alone in a forked child.
+    """
     self.closed = True
     if os.getpid() != self.pid: return
-    for dmabuf in self.imports.values(): dmabuf.close()
+    while self.imports: self.imports.popitem()[1].close()
     if hasattr(self, "fd"):
       with contextlib.suppress(QCOMError): self._close_queue() # closing the node, which cannot fail, releases it too
-      self.fd.__del__()                                        # now: the traceback of a failed open may hold on to the file
-      del self.fd.fd, self.fd
-    for addr in list(self.maps): self.io.munmap(addr, self.maps.pop(addr))
+      fd = self.__dict__.pop("fd")
+      try: fd.__del__()                                        # now: the traceback of a failed open may hold on to the file
+      finally: del fd.fd
+    while self.maps: self.io.munmap(*self.maps.popitem())
   def device_fini(self): self.close()
 
 ERRNAMES = {v:k for k,v in vars(errno).items() if k[0] == "E" and k not in ("EDEADLOCK", "EWOULDBLOCK", "ENOTSUP")}
@@ -555,7 +565,7 @@ class MSMIface(QCOMIface):
   def _open_queue(self):
     levels = self.param("PRIORITIES")
     self.queue_id = self.ioctl("MSM_SUBMITQUEUE_NEW", OPEN, "creating the submit queue", prio=(priority() - 1) * levels // 15).id
-    self.faults = self._faults()
+    self.faults = self.told = self._faults()
     cmd = msm_drm.struct_drm_msm_gem_submit_cmd(type=msm_drm.MSM_SUBMIT_CMD_BUF)
     arg = msm_drm.struct_drm_msm_gem_submit(nr_cmds=1, cmds=ctypes.addressof(cmd), queueid=self.queue_id)
     self.link_submitter(arg, cmd, self.submit_name, msm_drm.MSM_SUBMIT_BO_READ | msm_drm.MSM_SUBMIT_BO_WRITE)
@@ -570,7 +580,7 @@ class MSMIface(QCOMIface):
       iova = self.ioctl("MSM_GEM_INFO", MEMORY, "reserving a GPU address", handle=h, info=msm_drm.MSM_INFO_GET_IOVA).value
       cpu = self.mapped(size, self.ioctl("MSM_GEM_INFO", MEMORY, "mapping for the CPU", handle=h, info=msm_drm.MSM_INFO_GET_OFFSET).value)
     except BaseException:
-      self.ioctl("GEM_CLOSE", FREE, "undoing an allocation", handle=h)
+      self.undo(self.ioctl, "GEM_CLOSE", FREE, "undoing an allocation", handle=h)
       raise
     return HCQBuffer(iova, size, meta=BO(h, cpu, size), view=MMIOInterface(cpu, size, fmt='B'), owner=self.dev)
 
@@ -585,9 +595,11 @@ class MSMIface(QCOMIface):
   def _import(self, fd:int) -> tuple[int, int|None]:
     handle = self.ioctl("PRIME_FD_TO_HANDLE", MEMORY, f"importing file descriptor {fd}", fd=fd).handle
     if handle in self.imports: return handle, None # the kernel gives one handle for one buffer, and one GEM_CLOSE takes it away
+    # nor may a release of it that failed be tried again
+    self.unfreed = [c for c in self.unfreed if not (isinstance(c, functools.partial) and c.func == self._drop and c.args == (handle,))]
     try: return handle, self.ioctl("MSM_GEM_INFO", MEMORY, "reserving a GPU address", handle=handle, info=msm_drm.MSM_INFO_GET_IOVA).value
     except BaseException:
-      self._drop(handle)
+      self.undo(self._drop, handle)
       raise
   def _drop(self, handle:int): self.ioctl("GEM_CLOSE", FREE, "releasing an imported DMA-BUF", handle=handle)
 
@@ -609,9 +621,9 @@ class MSMIface(QCOMIface):
     return val.value
 
   def lost(self) -> str|None:
-    """Why submits since the last call may not have run, if so. The kernel signals the fence of a killed submit without error: only counters tell."""
-    old, self.faults = self.faults, self._faults()
-    return f"a hang ({self.faults - old} hang recovery of the submit queue)" if self.faults != old else None
+    """Why submits since the last recover() may not have run, if so. The fence of a killed submit is signalled without error: only counters tell."""
+    self.told = self._faults()
+    return f"a hang ({self.told - self.faults} hang recovery of the submit queue)" if self.told != self.faults else None
 
   def dump(self) -> str:
     try: found = any(name.startswith("devcd") for name in self.io("/sys/class/devcoredump").listdir())
@@ -619,7 +631,7 @@ class MSMIface(QCOMIface):
     return "Linux's dump is in /sys/class/devcoredump/devcd*/data (root; kept until read or for 5 minutes)" if found else \
            "Linux left no dump"
 
-  def recover(self): pass # a legacy address space and its queues survive a hang recovery
+  def recover(self): self.faults = self.told # a legacy address space and its queues survive a hang recovery
 
   def _close_queue(self):
     if hasattr(self, "queue_id"): self.ioctl("MSM_SUBMITQUEUE_CLOSE", FREE, "closing the submit queue", self.queue_id)
@@ -673,7 +685,7 @@ class KGSLIface(QCOMIface):
                      flags=kgsl_flag("KGSL_MEMALIGN", 12) | kgsl.KGSL_MEMFLAGS_USE_CPU_MAP)
     try: va = self.mapped(obj.mmapsize, obj.id * 0x1000)
     except BaseException:
-      self.ioctl("GPUOBJ_FREE", FREE, "undoing an allocation", id=obj.id)
+      self.undo(self.ioctl, "GPUOBJ_FREE", FREE, "undoing an allocation", id=obj.id)
       raise
     return HCQBuffer(va, size, meta=BO(obj.id, va, obj.mmapsize), view=MMIOInterface(va, size, fmt='B'), owner=self.dev)
 
@@ -703,7 +715,7 @@ class KGSLIface(QCOMIface):
     obj = self.ioctl("GPUOBJ_IMPORT", MEMORY, what, priv=ctypes.addressof(priv), priv_len=4, type=kgsl.KGSL_USER_MEM_TYPE_DMABUF).id
     try: return obj, self.ioctl("GPUOBJ_INFO", MEMORY, what, id=obj).gpuaddr
     except BaseException:
-      self._drop(obj)
+      self.undo(self._drop, obj)
       raise
   def _drop(self, handle:int): self.ioctl("GPUOBJ_FREE", FREE, "releasing an imported DMA-BUF", id=handle)
 
@@ -712,7 +724,7 @@ class KGSLIface(QCOMIface):
   def wait(self, fence:int, timeout_ms:int) -> bool:
     """True once `fence`, a timestamp of the context, is retired, False after `timeout_ms`. A lost context is reported by lost()."""
     ctx = self.ctx
-    try: self.ioctl("DEVICE_WAITTIMESTAMP_CTXTID", WAIT, "waiting", context_id=ctx, timestamp=fence, timeout=max(1, timeout_ms))
+    try: self.ioctl("DEVICE_WAITTIMESTAMP_CTXTID", WAIT, "waiting", context_id=ctx, timestamp=fence, timeout=min(max(1, timeout_ms), 0xffffffff))
     except QCOMError as e:
       if (err:=getattr(e.__cause__, "errno", None)) == errno.ETIMEDOUT: return False
       if err not in (errno.EDEADLK, errno.ENOENT): raise
@@ -721,11 +733,12 @@ class KGSLIface(QCOMIface):
     return True
 
   def lost(self) -> str|None:
-    """Why submits since the last call may not have run, if so."""
+    """Why submits since the last recover() may not have run, if so."""
     stat = ctypes.c_uint32(self.ctx)
     self.ioctl("DEVICE_GETPROPERTY", WAIT, "reading the reset status", type=kgsl.KGSL_PROP_GPU_RESET_STAT, value=ctypes.addressof(stat), sizebytes=4)
-    if stat.value == kgsl.KGSL_CTX_STAT_NO_ERROR: return self.dead or None
-    return f"{self.HUNG} ({kgsl.enum_kgsl_ctx_reset_stat.get(stat.value, f'reset status {stat.value}')})"
+    if stat.value != kgsl.KGSL_CTX_STAT_NO_ERROR: # told once
+      self.dead = f"{self.HUNG} ({kgsl.enum_kgsl_ctx_reset_stat.get(stat.value, f'reset status {stat.value}')})"
+    return self.dead or None
 
   def dump(self) -> str: return "If Linux made a dump, it is in /sys/class/kgsl/kgsl-3d0/snapshot/dump (root)"
 
