@@ -780,7 +780,7 @@ class QCOMDevice(HCQ2Compiled):
       why = self.iface.lost()
       if run not in self.inflight: return # as the handler of a signal may, which nothing keeps out
       if len(self.inflight) == 1 and run.rejected: # the error of the batch has been raised, it has no results
-        if why is not None: self.iface.recover()
+        if why is not None: self.iface.recover(self.inflight)
         return
       if why is None and not self.retired(run.timeline): why = "it retired without running to its end"
       if why is None: return
@@ -790,10 +790,9 @@ class QCOMDevice(HCQ2Compiled):
       # fences retire in order: the last one stands for all. If it does not, they are waited for again, and nothing is freed
       if not self.iface.wait(cast(int, self.inflight[-1].fence), int(self.wait_timeout_ms)):
         raise QCOMError(f"{self.device} lost {lost.name!r}: {why}, and what is in flight does not end. {progress}", f"give it up: {REOPEN}")
-      self.iface.recover() # after the tainting: an interrupt before it only means that the loss is told once more
       self.done[0] = self.queue.timeline & 0xffffffff
       self.prof_ents.clear()
-      self.inflight.clear()
+      self.iface.recover(self.inflight) # last: an interrupt before it only means that the loss is told once more
       raise QCOMError(f"{self.device} lost {lost.name!r}: {why}. Results in flight are refused. {progress}",
                       f"{LOST_WORK}, the device takes new work; {RECURS}")
 

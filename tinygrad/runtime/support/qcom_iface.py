@@ -298,7 +298,7 @@ class QCOMIface:
   def lost(self) -> str|None: raise NotImplementedError
   dead = "" # why the kernel takes no more work on this queue, for lost() to tell
   def dump(self) -> str: raise NotImplementedError # where Linux's dump of a hang is, a sentence
-  def recover(self): raise NotImplementedError
+  def recover(self, inflight:list): raise NotImplementedError # takes new work from here on, and empties `inflight` at once with that
   def _close_queue(self): raise NotImplementedError
   def executing(self) -> bool: return False # kernels kill what runs for too long; only the virtual GPU may take its time
 
@@ -631,7 +631,7 @@ class MSMIface(QCOMIface):
     return "Linux's dump is in /sys/class/devcoredump/devcd*/data (root; kept until read or for 5 minutes)" if found else \
            "Linux left no dump"
 
-  def recover(self): self.faults = self.told # a legacy address space and its queues survive a hang recovery
+  def recover(self, inflight:list): self.faults, inflight[:] = self.told, [] # a legacy address space and its queues survive a hang recovery
 
   def _close_queue(self):
     if hasattr(self, "queue_id"): self.ioctl("MSM_SUBMITQUEUE_CLOSE", FREE, "closing the submit queue", self.queue_id)
@@ -665,17 +665,21 @@ class KGSLIface(QCOMIface):
   def set_idle_timer(self, ms:int):
     with contextlib.suppress(OSError): self.io("/sys/class/kgsl/kgsl-3d0/idle_timer", os.O_WRONLY).write(str(ms)) # root only on most systems
 
-  def _open_queue(self):
+  def create_context(self) -> int:
     flags = kgsl.KGSL_CONTEXT_PREAMBLE | kgsl.KGSL_CONTEXT_PWR_CONSTRAINT | kgsl.KGSL_CONTEXT_NO_FAULT_TOLERANCE | kgsl.KGSL_CONTEXT_NO_GMEM_ALLOC \
       | kgsl_flag("KGSL_CONTEXT_PRIORITY", priority()) \
       | kgsl_flag("KGSL_CONTEXT_PREEMPT_STYLE", kgsl.KGSL_CONTEXT_PREEMPT_STYLE_FINEGRAIN)
-    self.ctx = self.ioctl("DRAWCTXT_CREATE", OPEN, "creating the context", flags=flags).drawctxt_id
+    ctx = self.ioctl("DRAWCTXT_CREATE", OPEN, "creating the context", flags=flags).drawctxt_id
     level = ctypes.c_uint32(kgsl.KGSL_CONSTRAINT_PWR_MAX)
-    constraint = kgsl.struct_kgsl_device_constraint(type=kgsl.KGSL_CONSTRAINT_PWRLEVEL, context_id=self.ctx, data=ctypes.addressof(level), size=4)
+    constraint = kgsl.struct_kgsl_device_constraint(type=kgsl.KGSL_CONSTRAINT_PWRLEVEL, context_id=ctx, data=ctypes.addressof(level), size=4)
     try: self.ioctl("SETPROPERTY", OPEN, "asking for full clocks", type=kgsl.KGSL_PROP_PWR_CONSTRAINT, value=ctypes.addressof(constraint),
                     sizebytes=ctypes.sizeof(constraint))
     except QCOMError as e: # results are the same without
       if DEBUG >= 1: print(f"QCOM runs at the clocks that the GPU's load asks for, which may be slower: {e.what.partition(': ')[2]}")
+    return ctx
+
+  def _open_queue(self):
+    self.ctx = self.create_context()
     cmd = kgsl.struct_kgsl_command_object(flags=kgsl.KGSL_CMDLIST_IB)
     arg = kgsl.struct_kgsl_gpu_command(cmdlist=ctypes.addressof(cmd), cmdsize=ctypes.sizeof(cmd), numcmds=1, context_id=self.ctx)
     self.link_submitter(arg, cmd, self.submit_name)
@@ -742,11 +746,10 @@ class KGSLIface(QCOMIface):
 
   def dump(self) -> str: return "If Linux made a dump, it is in /sys/class/kgsl/kgsl-3d0/snapshot/dump (root)"
 
-  def recover(self):
+  def recover(self, inflight:list):
     """A context that faulted never comes back; memory belongs to the process and stays."""
-    old = self.ctx
-    self._open_queue()
-    self.queue.fence, self.dead = 0, "" # timestamps are a context's
+    old, new, arg, q = self.ctx, self.create_context(), self.submit_args[0], self.queue
+    arg.context_id, self.ctx, q.fence, self.dead, inflight[:] = new, new, 0, "", [] # timestamps are a context's
     with contextlib.suppress(QCOMError): self.ioctl("DRAWCTXT_DESTROY", FREE, "dropping the lost context", drawctxt_id=old)
 
   def submit_error(self, name:str, parts:int) -> QCOMError:
