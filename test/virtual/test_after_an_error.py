@@ -4,7 +4,7 @@ import errno
 import numpy as np
 import pytest
 from test.qcom_open import virtual
-from test.virtual.test_bad_input import KINDS, SUBMIT, WAIT, fail_next
+from test.virtual.test_bad_input import KINDS, SUBMIT, WAIT, fail_next, model
 from tinygrad import Tensor, TinyJit
 from tinygrad.helpers import Context
 from tinygrad.runtime import ops_qcom
@@ -103,7 +103,7 @@ def test_what_one_batch_made_and_the_next_was_to_update_is_neither_old_nor_new(k
     want_a = host(1) + 4
     want_b = host(2) + sum(host(1) + n for n in range(1, 5))
     np.testing.assert_array_equal(b.numpy(), want_b)
-    first = (machine.msm if kind == "MSM" else machine.kgsl).calls[SUBMIT[kind]]
+    first = model(machine, kind).calls[SUBMIT[kind]]
     machine.config.fail = {SUBMIT[kind]: {first + 2: errno.EINVAL}}
     with pytest.raises(QCOMError, match="Nothing of.*EINVAL"): f(one)
     machine.config.fail = {}
@@ -122,7 +122,7 @@ def test_a_step_in_place_of_which_a_part_ran_is_not_repeated(kind, monkeypatch):
     one = Tensor(host(0) * 0 + 1).realize()
     for _ in range(3): f(one)
     a.numpy()
-    first = (machine.msm if kind == "MSM" else machine.kgsl).calls[SUBMIT[kind]]
+    first = model(machine, kind).calls[SUBMIT[kind]]
     machine.config.fail = {SUBMIT[kind]: {first + 2: errno.EINVAL}}
     with pytest.raises(QCOMError, match="ran 1 of its 2 parts only.*Do: write anew what it updates in place and run it again"): f(one)
     machine.config.fail = {}

@@ -4,15 +4,13 @@ import collections, contextlib, errno, gc, os, sys, threading, time
 import numpy as np
 import pytest
 from test.qcom_open import virtual
-from test.mockgpu.qcom.gpu import Strict
-from test.virtual.test_bad_input import fail_next
+from test.virtual.test_bad_input import QUIET, fail_next, model
 from test.virtual.test_external_memory import Frame
 from tinygrad import Tensor, TinyJit, dtypes
 from tinygrad.device import Buffer, BufferSpec
 from tinygrad.runtime.support.qcom_iface import QCOMError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning") # a signal in a finalizer, which Python prints
-QUIET = Strict(raise_to_waiter=False)                         # what a real kernel tells a client
 @pytest.fixture(params=("MSM", "KGSL"))
 def kind(request): return request.param
 def host(n, size=8): return np.arange(size, dtype=np.float32) + n
@@ -118,7 +116,6 @@ def test_at_any_line_of_what_notices_a_hang(kind, how, what):
 @HOW
 def test_at_any_line_of_allocating_and_freeing(kind, how):
   with virtual(kind) as (machine, dev):
-    model = machine.msm if kind == "MSM" else machine.kgsl
     c = Tensor(host(0) * 0).realize()
     (c + 2).numpy()
     def count():
@@ -127,7 +124,7 @@ def test_at_any_line_of_allocating_and_freeing(kind, how):
       dev.allocator.free_cache()
       dev.synchronize()
       assert len(dev.iface.live.starts) == dev.queue.nallocs
-      return model.live()["handles" if kind == "MSM" else "entries"]
+      return model(machine, kind).live()["handles" if kind == "MSM" else "entries"]
     def work():
       z = [Tensor(np.full(100000 + 4096 * i, 3, np.uint8)).realize() for i in range(2)]
       assert (z[0] + 1).numpy()[-1] == 4
@@ -146,7 +143,6 @@ def test_at_any_line_of_allocating_and_freeing(kind, how):
 @HOW
 def test_at_any_line_of_reopening(kind, how):
   with virtual(kind) as (machine, dev):
-    model = machine.msm if kind == "MSM" else machine.kgsl
     Tensor(host(0)).realize()
     for at in lines(how, 4):
       with contextlib.suppress(KeyboardInterrupt), at: dev.reopen()
@@ -154,7 +150,7 @@ def test_at_any_line_of_reopening(kind, how):
       dev.reopen()
       x = Tensor(host(3)).realize()
       np.testing.assert_array_equal((x + 2).numpy(), host(5))
-      assert model.live()["clients"] == 1, f"line {at.n}"
+      assert model(machine, kind).live()["clients"] == 1, f"line {at.n}"
 
 def test_an_import_whose_release_failed_can_be_imported_again():
   """The kernel gives the same handle, which the release that is tried again must not take away."""

@@ -526,7 +526,7 @@ class QCOMAllocator(HCQAllocator['QCOMDevice']):
     """As tinygrad's, but what is freed is out of the cache before, whatever interrupts it."""
     with self.dev.iface.live.lock:
       for (_, options),opaques in list(self.cache.items()):
-        while opaques: self._free(opaques.pop(), options if options is not None else BufferSpec())
+        while opaques: self._free(opaques.pop(), options)
 
   def _free(self, opaque:HCQBuffer, options:BufferSpec|None=None):
     if self.dev.iface.closed or self.dev.iface.pid != os.getpid(): return
